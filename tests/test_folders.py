@@ -88,7 +88,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UnsafeFolderError, match="it is no folder"):
+    with pytest.raises(UnsafeFolderError, match="it is not a folder"):
         folders.private_folder(tmp_path / "file", "a test folder")
 
 
@@ -213,11 +213,11 @@ def test_a_secret_is_read_from_a_file_of_this_user_alone(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to("token")  # a volume of Kubernetes has its files so
     assert folders.read_secret(file) == folders.read_secret(tmp_path / "link") == "secret"
     file.chmod(0o640)
-    with pytest.raises(UnsafeFolderError, match="Others may read"):
+    with pytest.raises(UnsafeFolderError, match="Other users may read"):
         folders.read_secret(file)
     with pytest.raises(FileNotFoundError):
         folders.read_secret(tmp_path / "missing")
-    with pytest.raises(UnsafeFolderError, match="no regular file"):
+    with pytest.raises(UnsafeFolderError, match="not a regular file"):
         folders.read_secret("/dev/null")
 
 

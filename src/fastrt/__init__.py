@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from fastrt.runtime.state_api import list_actors, list_objects, list_tasks, list_workers
     from fastrt.util.executor import Executor
 
-# gRPC's own answer to a fork is to start its threads in the child on what the parent's were doing: of the children of a
-# process with calls under way one in ten died of it (grpcio 1.85), whatever they did. It has to be told before its
-# first import, and who has told it otherwise is left alone.
+# gRPC's fork support restarts its threads in the child on the parent's unfinished work: in a process with calls under
+# way it killed one child in ten (grpcio 1.85), no matter what the child did. gRPC reads the variable at its first
+# import, so it is set here; a value that the user has set stays.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 get_runtime_context = runtime_context  # as Ray spells it
@@ -144,7 +144,7 @@ __all__ = [
     "wait",
 ]
 
-# What is imported when it is first used: a program that does without should not pay for it.
+# Names that are imported at their first use, so that programs without them do not pay for the import.
 _LAZY = {
     "Executor": ("fastrt.util.executor", "Executor"),
     "dask": ("fastrt.dask", ""),

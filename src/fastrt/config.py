@@ -1,4 +1,4 @@
-"""Every setting of a runtime: its type, its default, its environment variable and what is allowed.
+"""Every setting of a runtime: its type, its default, its environment variable and its allowed values.
 
 A setting comes from the first of: a keyword of `Config.load`, the variable `FASTRT_<NAME>`, the default. Defaults
 that depend on the machine (CPUs, memory) are measured once, in `load`; a Config never changes afterwards.
@@ -29,13 +29,13 @@ _SPILL_BYTES_MAX = 200
 _STORE_BYTES_MIN = 16 << 20
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
-_CLIENTS_DENSE_MOST = 256  # each has bits of its own in every object's record from the start: 96 bytes of them
-_CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the workers
+_CLIENTS_DENSE_MOST = 256  # clients with preallocated bits in every object's record: 96 bytes for 256 of them
+_CLIENTS_BESIDE = 2  # the driver and the node daemon need slots in addition to the workers
 _WORKERS_MOST = _CLIENTS_DENSE_MOST - _CLIENTS_BESIDE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
 DESCRIPTORS_MAX = 65_536
-RESOURCE_PARTS = 10_000  # amounts are counted in so many parts of one: whole numbers add up exactly
+RESOURCE_PARTS = 10_000  # amounts are counted in whole parts of 1/10,000, so that sums are exact
 _RESOURCE_NAME_MAX = 100
 _RESOURCE_MOST = 10**9
 _ROUNDING = 1e-9
@@ -47,32 +47,32 @@ class Config:
     """The settings of one runtime, checked. Make one with `Config.load`.
 
     Attributes:
-        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota. 0 only
-            for a node of a cluster, whose tasks then run on others.
+        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota. 0 is
+            allowed only for a node of a cluster; its tasks then run on other nodes.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
         clients_max: processes that can be attached at once, drivers and workers and actors and the daemon together;
             default: 4096, or `clients_dense` where the address space is limited (`ulimit -v`): the segment's address
-            range grows with it, its memory only with the processes that come.
+            range grows with this setting, but its memory only with the processes that attach.
         objects_max: objects that can be alive at once on the node.
         tasks_max: tasks that can be unfinished at once on the node.
-        resources: what else tasks may ask for, and how much of it there is: {"gpu": 1, "license": 2.5}; CPUs are
-            num_workers. As text it is JSON.
-        lineage_bytes: what a node of a cluster may keep in order to make objects again that a lost node had made.
-        runtime_dir: where sockets, tokens and logs of sessions live; refused if another user could change it.
-        spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
-        store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait, too;
-            as long as one of them works, or memory becomes free, it waits on.
+        resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
+            set by num_workers. As text it is JSON.
+        lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
+        runtime_dir: folder of the sockets, tokens and logs of sessions; rejected if another user could change it.
+        spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
+        store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait too;
+            it waits longer as long as one of them works, or memory becomes free.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
-        library_threads: threads that BLAS, OpenMP and torch use in a worker; 0: as many as the task has CPUs. A
-            variable OMP_NUM_THREADS of the program's own wins.
-        log_to_driver: whether what workers print is repeated at the driver.
-        trace: whether processes record what they do from the start, for `fastrt timeline`.
-        record_call_sites: whether each object is marked with the line that made it, for `fastrt memory`.
-        advice: whether fastrt warns when a program is slow for a reason that it knows.
-        start_timeout_s: seconds until a runtime or worker that does not come up is an error.
-        cleanup_timeout_s: seconds that the cleanup code of an actor has when it ends, before its process is killed;
-            code of tasks that still runs at the end of the session has at most one second of it.
+        library_threads: threads that BLAS, OpenMP and torch use in a worker; 0: as many as the task has CPUs. If the
+            program sets OMP_NUM_THREADS, that value is used.
+        log_to_driver: whether the driver prints the output of workers.
+        trace: whether processes record their events from the start, for `fastrt timeline`.
+        record_call_sites: whether each object records the line that created it, for `fastrt memory`.
+        advice: whether fastrt warns about known causes of slow programs.
+        start_timeout_s: seconds that a runtime or a worker may take to start before it is an error.
+        cleanup_timeout_s: seconds for the cleanup code of an actor that ends, before its process is killed; tasks that
+            still run at the end of the session get at most one second of it.
     """
 
     num_workers: int
@@ -124,7 +124,7 @@ class Config:
 
     @property
     def clients_dense(self) -> int:
-        """How many of `clients_max` every object has bits for from the start; workers are always among these."""
+        """The number of clients with preallocated bits in every object's record; it always includes the workers."""
         if self.clients_max <= _CLIENTS_DENSE_MOST:
             return self.clients_max
         return _dense(self.num_workers)
@@ -141,7 +141,7 @@ class Config:
 
 
 def raise_descriptors() -> int:
-    """Raise this process's soft limit on descriptors to the hard one, as servers do, but not beyond what is useful.
+    """Raise this process's soft limit on descriptors to the hard limit, as servers do, but at most to DESCRIPTORS_MAX.
 
     Returns:
         The soft limit before.
@@ -179,12 +179,12 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
     """Check amounts of resources by name.
 
     Args:
-        source: where they come from, for messages.
-        value: a mapping, or JSON of one. GPU has one name, however it is written.
+        source: name of the setting, for messages.
+        value: a mapping, or JSON of one. "gpu" in any case becomes "GPU".
     Returns:
         The amounts that are not 0.
     Raises:
-        ConfigError: it is no mapping, or an amount is no number of which 0.0001 can be the smallest part.
+        ConfigError: it is not a mapping, or an amount is not a multiple of 0.0001.
     """
     if isinstance(value, str):
         try:
@@ -198,9 +198,9 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
         if not isinstance(name, str) or not name or len(name) > _RESOURCE_NAME_MAX:
             raise _refuse(source, name, f"a resource's name must be text of at most {_RESOURCE_NAME_MAX} characters")
         if "@" in name:
-            raise _refuse(source, name, "a resource's name has no @: that names what placement groups have")
+            raise _refuse(source, name, "a resource's name must not contain @: placement groups use it")
         if name.upper() == "CPU":
-            raise _refuse(source, dict(value), "CPUs are not among the resources: say num_cpus")
+            raise _refuse(source, dict(value), "CPUs are not set in resources: say num_cpus")
         checked = read_amount(f"{source}[{name!r}]", amount)
         if checked:
             found["GPU" if name.upper() == "GPU" else name] = checked
@@ -211,7 +211,7 @@ def read_amount(source: str, value: Any) -> float:
     """Check one amount of a resource.
 
     Raises:
-        ConfigError: it is no number, is negative, or has a part smaller than 0.0001.
+        ConfigError: it is not a number, is negative, or is not a multiple of 0.0001.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _RESOURCE_MOST:
         raise _refuse(source, value, f"must be a number from 0 to {_RESOURCE_MOST}")
@@ -255,13 +255,13 @@ def default_store_bytes() -> int:
 
 
 def default_runtime_dir() -> Path:
-    """Say where sessions live: $XDG_RUNTIME_DIR/fastrt, else fastrt-<uid> in the temporary folder, else in /tmp.
+    """Choose the sessions' folder: $XDG_RUNTIME_DIR/fastrt, else fastrt-<uid> in the temporary folder, else in /tmp.
 
-    A folder is passed over where nothing can be made in it (after `su`, in cron and batch jobs `$XDG_RUNTIME_DIR` may
-    be another user's, or gone), or where the name is too long for the sockets below it.
+    A folder is skipped if this process cannot create files in it (after `su`, in cron and batch jobs `$XDG_RUNTIME_DIR`
+    may belong to another user, or be gone), or if its path is too long for the sockets below it.
 
     Returns:
-        The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
+        The path. If another user has taken the name, it ends in another one: see `fastrt.folders.default_folder`.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     if xdg and _fits(xdg, "fastrt", _RUNTIME_BYTES_MAX) and _is_mine(xdg):
@@ -274,12 +274,12 @@ def default_runtime_dir() -> Path:
 
 
 def default_spill_dir() -> Path:
-    """Say where spilled values go: fastrt-spill-<uid> in $TMPDIR, else in /var/tmp, which is kept on a disk.
+    """Choose the folder of spilled values: fastrt-spill-<uid> in $TMPDIR, else in /var/tmp, which is kept on a disk.
 
-    `$TMPDIR` is passed over where nothing can be made in it, or its name is too long.
+    `$TMPDIR` is skipped if this process cannot create files in it, or if its path is too long.
 
     Returns:
-        The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
+        The path. If another user has taken the name, it ends in another one: see `fastrt.folders.default_folder`.
     """
     name = f"fastrt-spill-{os.getuid()}"
     temporary = os.environ.get("TMPDIR", "")
@@ -287,7 +287,7 @@ def default_spill_dir() -> Path:
 
 
 def _fits(parent: str, name: str, bytes_max: int) -> bool:
-    """Whether a folder can be made in another one, and its path stays short enough."""
+    """Whether this process can create the folder `name` in `parent`, and its path stays short enough."""
     return takes_entries(parent) and len(os.fsencode(Path(parent, name))) + RANDOM_BYTES <= bytes_max
 
 
@@ -379,7 +379,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
     "runtime_dir": _Setting(
-        _path(_RUNTIME_BYTES_MAX, "or the sockets below it get too long a name"), default_runtime_dir
+        _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
     ),
     "spill_dir": _Setting(_path(_SPILL_BYTES_MAX, "or it does not fit into the segment"), default_spill_dir),
     "store_patience_s": _Setting(_seconds, lambda: 10.0),
@@ -422,7 +422,7 @@ def _cgroup_dirs(controller: str) -> list[Path]:
 
 
 def _read_all(*paths: Path) -> list[str]:
-    """Read those of the control files that are there; the root has no limits, and a host no version 1 files."""
+    """Read the control files that exist: the root group has no limits, and many hosts have no version 1 files."""
     texts = []
     for path in paths:
         try:

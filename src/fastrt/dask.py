@@ -1,8 +1,8 @@
 """Dask collections on fastrt: `dask.config.set(scheduler=fastrt.dask.get)`.
 
-Every task of the graph becomes a task of fastrt, with the results that it needs as its arguments, all submitted at
-once: what one makes for another stays in the store, and the program that asked sees the end only. An intermediate
-result goes as soon as the last task that needs it has ended.
+Every task of the graph becomes a fastrt task whose arguments are the results that it needs. All of them are submitted
+at once: intermediate results stay in the store, and the caller gets only the requested ones. An intermediate result is
+freed as soon as the last task that needs it has ended.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ except ImportError as exc:
     raise ImportError(f"fastrt.dask needs dask from 2024.12 on: pip install fastrt[dask] ({exc})") from exc
 
 Key = Any  # of a graph: text, a number, or a tuple of these
-_INLINE_BYTES_MAX = 1024  # data of the graph that travels with each task that needs it
+_INLINE_BYTES_MAX = 1024  # data of the graph up to this size is sent with each task that needs it
 
 
 def get(dsk: Any, keys: Any, callbacks: Any = None, **settings: Any) -> Any:
-    """Compute some keys of a graph; what Dask calls as a scheduler.
+    """Compute some keys of a graph: the scheduler function for Dask.
 
     Args:
-        dsk: a graph: a dict, of tuples or of Dask's `Task`, or what makes one.
+        dsk: a graph: a dict of tuples or of Dask's `Task`, or an object with `__dask_graph__`.
         keys: a key, or a list of keys, or lists of lists of them.
-        callbacks: of Dask, besides those that are active. With any, the values of all tasks are looked at here.
-        **settings: for other schedulers (num_workers, pool), which are ignored: the session's workers run the tasks.
+        callbacks: Dask callbacks, besides the active ones. With any callback, this process reads every task's value.
+        **settings: settings of other schedulers (num_workers, pool); ignored, because the session's workers run the
+            tasks.
     Returns:
-        The value of the key, or tuples of values like the lists of keys. Arrays are read-only views of the store.
+        The value of the key, or tuples of values in the shape of `keys`. Arrays are read-only views of the store.
     Raises:
         KeyError: a key is not in the graph.
         ValueError: the graph has a cycle.
-        Exception: what a task raised, with the remote traceback as its cause.
+        Exception: the exception that a task raised, with the remote traceback as its cause.
     Source:
         `dask.threaded.get`.
     """
@@ -56,11 +57,12 @@ def get(dsk: Any, keys: Any, callbacks: Any = None, **settings: Any) -> Any:
 
 
 class _Submitted:
-    """A graph whose tasks are submitted.
+    """A graph, all of whose tasks this class submits.
 
     Args:
         graph: Dask's nodes by key.
-        wanted: the keys to keep.
+        wanted: the keys whose results are kept.
+        keep: keep the results of all tasks, not only of `wanted`.
     """
 
     def __init__(self, graph: Mapping[Key, Any], wanted: list[Key], keep: bool = False) -> None:
@@ -69,7 +71,8 @@ class _Submitted:
         self._graph = graph
         needed = _needed(graph, wanted)
         self.tasks: list[Key] = []
-        # How many of those still to be submitted need a key: at zero, the tasks alone keep its result.
+        # For each key, the number of tasks still to be submitted that need it. At zero this process drops its
+        # reference, and only the submitted tasks keep the result alive.
         users = Counter(dep for key in needed for dep in graph[key].dependencies)
         users.update(list(needed) if keep else wanted)
         ranks = order({key: graph[key] for key in needed})
@@ -110,7 +113,7 @@ class _Submitted:
             self.refs[key] = store_client.put(value)
 
     def withdraw(self) -> None:
-        """Take back what has not begun: nobody wants it any more."""
+        """Cancel the tasks that have not begun: their results are no longer needed."""
         store = store_client.require()
         for ref in self.refs.values():
             withdraw(store, ref)
@@ -129,7 +132,7 @@ def _collect(submitted: _Submitted, wanted: list[Key]) -> dict[Key, Any]:
 
 
 def _compute_watched(graph: Mapping[Key, Any], wanted: list[Key], active: Any) -> dict[Key, Any]:
-    """Compute while Dask's callbacks are told of each task: its progress bar, its profilers."""
+    """Compute, and report each task to Dask's callbacks, such as its progress bar and profilers."""
     unpack: Any = unpack_callbacks
     started, start_state, pretask, posttask, finish = unpack(active)
     for call in started:
@@ -161,7 +164,7 @@ def _compute_watched(graph: Mapping[Key, Any], wanted: list[Key], active: Any) -
 
 
 def _needed(graph: Mapping[Key, Any], wanted: list[Key]) -> dict[Key, None]:
-    """The keys that the wanted ones depend on, and these."""
+    """Return the wanted keys and all keys that they depend on."""
     found: dict[Key, None] = {}
     todo = list(reversed(wanted))
     while todo:
@@ -188,7 +191,7 @@ def _shape(keys: Any, values: Mapping[Key, Any]) -> Any:
 
 
 def _run_node(node: Any, deps: list[Key], *values: Any) -> Any:
-    """In the worker: one task of the graph."""
+    """Run one task of the graph in the worker."""
     return node(dict(zip(deps, values, strict=True)))
 
 

@@ -1,7 +1,7 @@
 """Every exception that fastrt raises on purpose, in one hierarchy, and the table from core codes to classes.
 
-`except FastrtError` catches whatever fastrt itself reports. Where an error is also one of Python's own kinds
-(a timeout, a wrong value, no memory), its class inherits from that too, so ordinary `except` clauses work.
+`except FastrtError` catches every error that fastrt itself reports. If Python has a built-in class for the same kind
+of error (a timeout, a wrong value, no memory), the class inherits from that too, so ordinary `except` clauses work.
 Each docstring says what happened and what to do about it. This module imports nothing of fastrt.
 """
 
@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# What compiled frames report as their file, whatever folder the wheel was built in.
+# Part of the file name that compiled frames report; the rest depends on the folder that the wheel was built in.
 _COMPILED_DIR = os.path.join("fastrt", "_core") + os.sep
-_CHAIN_MOST = 50  # exceptions that travel with one that was raised while others were handled
+_CHAIN_MOST = 50  # exceptions of one chain (causes and contexts) that are sent
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement, not a built-in
 
 
@@ -25,18 +25,18 @@ class FastrtError(Exception):
 
 
 class PerformanceWarning(UserWarning):
-    """The program is slow for a reason that fastrt knows; the text says what to change. Once for each cause.
+    """The program is slow for a known reason; the text says what to change. It is raised once for each cause.
 
     `fastrt.init(advice=False)` or FASTRT_ADVICE=0 switches it off.
     """
 
 
 class ConfigError(FastrtError, ValueError):
-    """A setting is malformed or out of range. The message names the setting, its value and what is allowed."""
+    """A setting is malformed or out of range. The message names the setting, its value and the allowed values."""
 
 
 class NotInitializedError(FastrtError, RuntimeError):
-    """The call needs a running runtime, and it is not started or already shut down. Call `fastrt.init()` first."""
+    """The call needs a runtime, which is not started or is already shut down. Call `fastrt.init()` first."""
 
 
 class ForkedRuntimeError(FastrtError, RuntimeError):
@@ -49,32 +49,32 @@ class ForkedRuntimeError(FastrtError, RuntimeError):
 class AttachError(FastrtError):
     """A process cannot join an arena: other layout version, other user, other PID namespace, or no client slot left.
 
-    Use the same fastrt version, user and container as the process that started the runtime; when the slots are
-    used up, raise `clients_max` or end processes that are attached.
+    Use the same fastrt version, user and container as the process that started the runtime. If no slot is left,
+    raise `clients_max` or end attached processes.
     """
 
 
 class SerializationError(FastrtError, TypeError):
-    """An argument, a result or a function cannot be pickled, or not be restored where it is needed.
+    """An argument, a result or a function cannot be pickled, or cannot be unpickled where it is needed.
 
-    The message names the offending value. Pass plain data and open files, locks or connections inside the task.
+    The message names the offending value. Pass plain data, and open files, locks or connections inside the task.
     """
 
 
 class NotFoundError(FastrtError, LookupError):
-    """What the call names does not exist: there is no such record, function or name. Check what was passed."""
+    """The record, function or name that the call asks for does not exist. Check the arguments of the call."""
 
 
 class FunctionNotFoundError(NotFoundError):
-    """A worker was given a task whose function it cannot load.
+    """A worker received a task whose function it cannot load.
 
     The function's module is missing or differs in the worker's environment. Install it there, or define the
-    function in the driver's script, from where it is shipped by value.
+    function in the driver's script: then its code is sent by value.
     """
 
 
 class GetTimeoutError(FastrtError, TimeoutError):
-    """`get` or another wait reached its timeout. The task goes on: wait again, or cancel it."""
+    """`get` or another wait reached its timeout. The task still runs: wait again, or cancel it."""
 
 
 class TaskCancelledError(FastrtError):
@@ -82,18 +82,18 @@ class TaskCancelledError(FastrtError):
 
 
 class TaskTimeoutError(FastrtError, TimeoutError):
-    """An attempt of the task ran for longer than its `timeout`. Raise that, or give the task less to do."""
+    """An attempt of the task ran for longer than its `timeout`. Raise the timeout, or give the task less work."""
 
 
 class WorkerCrashedError(FastrtError):
-    """The worker process ended (killed, out of memory, crashed in native code) as often as the task may be retried.
+    """The worker process ended (killed, out of memory, crashed in native code) in every attempt of the task.
 
-    Look at the worker's last output and the kernel log; raise `max_retries` when the cause passes by itself.
+    Look at the worker's last output and the kernel log. Raise `max_retries` if the cause is temporary.
     """
 
 
 class OutOfMemoryError(WorkerCrashedError):
-    """The kernel killed the worker process because memory ran out, as often as the task may be retried.
+    """The kernel killed the worker process because memory ran out, in every attempt of the task.
 
     Give each task less data, run fewer at once (`num_cpus=2`), or raise the limit of the container.
     """
@@ -102,11 +102,11 @@ class OutOfMemoryError(WorkerCrashedError):
 class ActorDiedError(FastrtError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 
-    Make another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
+    Create another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
 
     Attributes:
-        attempts: how often the call had begun.
-        on_purpose: whether the program has ended the actor itself.
+        attempts: number of attempts of the call that had begun.
+        on_purpose: whether the program itself ended the actor.
     """
 
     attempts: int = 0
@@ -114,7 +114,7 @@ class ActorDiedError(FastrtError):
 
 
 class ActorNotFoundError(NotFoundError, ValueError):
-    """No actor of that name lives in this session. Look at `fastrt.list_named_actors()`."""
+    """This session has no live actor with that name. Look at `fastrt.list_named_actors()`."""
 
 
 class NameTakenError(FastrtError, ValueError):
@@ -122,7 +122,7 @@ class NameTakenError(FastrtError, ValueError):
 
 
 class NodeDiedError(FastrtError):
-    """A node left the cluster or stopped answering while the call needed it. Run it again on those that are left."""
+    """A node left the cluster or stopped answering while the call needed it. Run the call again on other nodes."""
 
 
 class ObjectStoreFullError(FastrtError, MemoryError):
@@ -131,9 +131,9 @@ class ObjectStoreFullError(FastrtError, MemoryError):
     Drop references and views that are no longer needed, or start with a larger `object_store_memory`.
 
     Attributes:
-        explained: whether the message says who holds what.
-        may_pass: whether the same call may succeed later: there is no room for the moment. False where the object is
-            larger than the whole store, or a table is full.
+        explained: whether the message names the processes that use the memory.
+        may_pass: whether the same call may succeed later, because the store is full only at the moment. False if the
+            object is larger than the whole store, or a table is full.
     """
 
     explained: bool = False
@@ -141,42 +141,42 @@ class ObjectStoreFullError(FastrtError, MemoryError):
 
 
 class StaleReferenceError(FastrtError):
-    """The reference or handle is used after what it stood for is gone: released, or of a session that has ended.
+    """The reference or handle names an object that is gone: it was released, or its session has ended.
 
-    Keep the ObjectRef alive while anybody needs its object, and never carry one from one session to the next.
+    Keep the ObjectRef alive as long as its object is needed, and never use one in a later session.
     """
 
 
 class ObjectLostError(FastrtError):
-    """Every copy of the object is gone with the processes or nodes that held it, and it cannot be made again.
+    """Every copy of the object was lost with the processes or nodes that held it, and it cannot be recomputed.
 
-    `put` its data again, or run the task that made it again.
+    `put` its data again, or run its task again.
     """
 
 
 class UnsupportedError(FastrtError, NotImplementedError):
-    """The engine that this process uses (`fastrt.init(engine=..., local_mode=...)`) has nothing that does this.
+    """The engine of this process (`fastrt.init(engine=..., local_mode=...)`) does not support this operation.
 
-    Leave it out, or use fastrt's own engine: `fastrt.init()` without either.
+    Leave the operation out, or use fastrt's own engine: `fastrt.init()` without these arguments.
     """
 
 
 class InfeasibleTaskError(FastrtError):
-    """A task demands resources that nothing here has, and nothing can join that would have them.
+    """A task requests resources that no node has, and no node can join that has them.
 
-    Its message says what there is. Start the runtime with more (`init(resources=...)`), or ask for less.
+    The message lists the resources there are. Start the runtime with more (`init(resources=...)`), or request less.
     """
 
 
 class ReferenceCountError(FastrtError, ValueError):
-    """A change of reference counts, aliases or contents at the scheduler that cannot be; nothing of it was done.
+    """The scheduler rejected an impossible change of reference counts, aliases or contents, and applied none of it.
 
-    Its message names the reference; look for a count that was dropped twice, or taken too late.
+    The message names the reference; look for a count that was dropped twice, or taken too late.
 
     Args:
-        message: what is wrong.
+        message: the fault, in words.
         kind: unknown, freed, negative, aliased, ready, circular, contained or uncounted.
-        objref: the reference that it is about.
+        objref: the number of the reference.
     """
 
     def __init__(self, message: str, kind: str, objref: int) -> None:
@@ -191,38 +191,38 @@ class ReferenceCountError(FastrtError, ValueError):
 class ArenaCorrupt(FastrtError):
     """The shared segment holds a state that no correct process writes; the runtime has stopped using it.
 
-    Restart the runtime. Native code that writes beyond its buffers is the usual cause; if there is none, report it.
+    Restart the runtime. The usual cause is native code that writes beyond its buffers; if you use none, report it.
     """
 
 
 class LockStuck(FastrtError):
     """A process has held a lock of the arena for seconds without dying: it is stopped, traced or starved.
 
-    Continue or kill that process, and call again: nothing was changed.
+    Continue or kill that process, and repeat the call: it has changed nothing.
     """
 
 
 class CollectiveMismatch(FastrtError, ValueError):
-    """The ranks of a group called different things: operation, type, size or root differ.
+    """The ranks of a group made different calls: their operation, type, size or root differs.
 
-    The message says what each rank did. Nothing was changed on any rank, and the group can go on.
+    The message lists the call of each rank. No rank has changed anything, and the group can still be used.
     """
 
 
 class CollectiveTimeout(FastrtError, TimeoutError):
-    """Not all ranks came to an operation, or to the making of a group, in time; the message names the missing.
+    """Some ranks did not call an operation, or did not join a new group, in time; the message names these ranks.
 
     The operation fails on all its ranks. The next one is not affected: operations are numbered.
     """
 
 
 class PeerDied(FastrtError):
-    """A rank's process has ended, or has destroyed its side of the group, so the group cannot go on as it is.
+    """A rank's process has ended, or has destroyed its side of the group, so the group can no longer be used.
 
-    Call `rebuild` on all ranks that are left.
+    Call `rebuild` on all other ranks.
 
     Args:
-        message: what is known.
+        message: the known cause.
         rank: the rank that is gone.
     """
 
@@ -235,17 +235,17 @@ class PeerDied(FastrtError):
 
 
 class TaskError(FastrtError):
-    """The task's function raised. This is also an instance of the exception's own type where Python allows it.
+    """The task's function raised. The error is also an instance of the raised exception's type if Python allows it.
 
-    So `except ValueError` around `get` catches a task's ValueError; its `args` and attributes are there too.
-    `str()` is the traceback of the worker without the frames of fastrt itself (with them where FASTRT_FULL_TRACEBACK is
-    set). Notes, `__cause__` and `__context__` are those of the exception, and an ExceptionGroup is one here, too.
+    So `except ValueError` around `get` catches a task's ValueError, with its `args` and attributes.
+    `str()` is the traceback of the worker without the frames of fastrt itself (with them if FASTRT_FULL_TRACEBACK is
+    set). Notes, `__cause__` and `__context__` are those of the exception, and an ExceptionGroup stays one.
 
     Args:
-        task_name: the task's name, by default its function's.
+        task_name: the task's name; by default the name of its function.
         pid: the worker's process id.
-        traceback_text: the traceback as the worker saw it.
-        cause: the exception that the function raised, or None where it could not be sent.
+        traceback_text: the traceback, formatted in the worker.
+        cause: the exception that the function raised, or None if it could not be sent.
     """
 
     task_name: str
@@ -264,19 +264,19 @@ class TaskError(FastrtError):
     def wrap(
         exc: BaseException, *, task_name: str, pid: int | None = None, traceback_text: str | None = None
     ) -> TaskError:
-        """Make the TaskError for `exc`; what a worker seals as the task's result.
+        """Make the TaskError for `exc`, which a worker seals as the task's result.
 
         A TaskError that passes through an outer task keeps its first cause, and gains the outer frames.
 
         Args:
-            exc: what the task's function raised.
+            exc: the exception that the task's function raised.
             task_name: the task's name.
             pid: the worker's process id; default: this process.
             traceback_text: default: the traceback of `exc`, formatted here.
         Returns:
             An instance of TaskError and of the cause's type, also of `SystemExit` and `KeyboardInterrupt`; of
-            TaskError alone where the cause is a `StopIteration` or `GeneratorExit` (it must not end the caller's
-            loop or generator), or where its class allows no second base.
+            TaskError alone if the cause is a `StopIteration` or `GeneratorExit` (it must not end the caller's
+            loop or generator), or if its class allows no second base.
         """
         text = format_user_traceback(exc) if traceback_text is None else traceback_text
         cause = exc.cause if isinstance(exc, TaskError) else exc
@@ -286,8 +286,8 @@ class TaskError(FastrtError):
         return f"task {self.task_name!r} failed in process {self.pid}\n{self.traceback_text.rstrip()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Each exception of the chain travels as bytes of its own: one that cannot be pickled, or that the receiver
-        # cannot restore, must cost itself only, never the error.
+        # Each exception of the chain is pickled separately: if one cannot be pickled, or the receiver cannot restore
+        # it, only that one is lost and not the whole error.
         return _unpickle, (_links_of(self.cause), self.task_name, self.pid, self.traceback_text)
 
 
@@ -297,8 +297,8 @@ def format_user_traceback(exc: BaseException) -> str:
     Args:
         exc: a raised exception.
     Returns:
-        The text as Python prints it; with all frames where nothing but fastrt's own were there, or where the variable
-        FASTRT_FULL_TRACEBACK asks for them.
+        The text as Python prints it; with all frames if all of them are fastrt's, or if the variable
+        FASTRT_FULL_TRACEBACK is set.
     """
     shown = traceback.TracebackException.from_exception(exc)
     if full_traceback():
@@ -318,20 +318,20 @@ def format_user_traceback(exc: BaseException) -> str:
 
 
 def full_traceback() -> bool:
-    """Whether FASTRT_FULL_TRACEBACK asks to see the frames of fastrt itself, too."""
+    """Whether the variable FASTRT_FULL_TRACEBACK is set: tracebacks then include the frames of fastrt itself."""
     return os.environ.get("FASTRT_FULL_TRACEBACK", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def for_users(exc: FastrtError) -> FastrtError:
-    """An error that is about to leave fastrt, without the frames in which it was raised.
+    """Strip the internal frames from an error that a public function is about to raise.
 
-    They help nobody; those of a task are in its error's text. FASTRT_FULL_TRACEBACK keeps them.
+    They do not help users; the frames of a task are in its error's text. FASTRT_FULL_TRACEBACK keeps them.
     """
     return exc if full_traceback() else exc.with_traceback(None)
 
 
 def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
-    """Build the instance of both types, or of TaskError alone where that is impossible or unwise."""
+    """Build an instance of TaskError and of the cause's type, or of TaskError alone (see `TaskError.wrap`)."""
     # A StopIteration would end the caller's loop over `map(get, refs)` as if there were no more values.
     if cause is not None and not isinstance(cause, (StopIteration, StopAsyncIteration, GeneratorExit)):
         try:
@@ -360,15 +360,15 @@ def _make_dual(cause: BaseException, task_name: str, pid: int, traceback_text: s
 
 
 def assign(exc: BaseException, **fields: Any) -> None:
-    """Set attributes of an exception, also of a class that refuses it, as a frozen dataclass does."""
+    """Set attributes of an exception, even if its class forbids it, as a frozen dataclass does."""
     for name, value in fields.items():
         object.__setattr__(exc, name, value)
 
 
 def _blank(kind: type, args: tuple[Any, ...]) -> Any:
-    """An instance without its class's __init__ having run: that may have effects, or want other arguments.
+    """Create an instance without running its class's __init__, which may have side effects or need other arguments.
 
-    Python demands the __new__ of the class that laid out the instance: the first built-in along __base__.
+    Python requires the __new__ of the class that defines the instance's layout: the first built-in along __base__.
     """
     maker: type = kind
     while maker.__flags__ & _HEAP_TYPE and maker.__base__ is not None:
@@ -378,20 +378,20 @@ def _blank(kind: type, args: tuple[Any, ...]) -> Any:
 
 @lru_cache(maxsize=256)
 def _dual_class(kind: type[BaseException]) -> type[TaskError]:
-    """One class per type of cause; equal types give the same class, so dual errors of one kind compare by type."""
+    """The class for one type of cause. The same type always gives the same class, so errors compare by type."""
     if issubclass(TaskError, kind):
         return TaskError
     space = {"__module__": __name__, "__qualname__": f"TaskError({kind.__qualname__})", "__doc__": kind.__doc__}
     return type(f"TaskError({kind.__name__})", (TaskError, kind), space)
 
 
-# Of an exception on its way: its bytes, the places of its cause and context among the links, and what
-# __suppress_context__ says; bytes of None for one that cannot travel.
+# One pickled exception of a chain: its bytes (None if it cannot be pickled), the positions of its cause and context in
+# the list of links, and its __suppress_context__.
 _Link = tuple[bytes | None, int | None, int | None, bool]
 
 
 def _links_of(cause: BaseException | None) -> list[_Link]:
-    """An exception and those that it stands for or came after, the first one first."""
+    """Pickle an exception and its causes and contexts; the exception itself comes first."""
     if cause is None:
         return []
     chain, places = [cause], {id(cause): 0}
@@ -407,14 +407,14 @@ def _links_of(cause: BaseException | None) -> list[_Link]:
 
 
 def _to_bytes(exc: BaseException) -> bytes | None:
-    """Pickle an exception; by its parts where it does not come back from being pickled as a whole."""
+    """Pickle an exception; part by part if it cannot be pickled and restored as a whole."""
     import cloudpickle  # here: only a failed task pays for the import, and this module stays light
 
     try:
         data = bytes(cloudpickle.dumps(exc))
         if isinstance(pickle.loads(data), BaseException):
             return data
-    except BaseException:  # whatever a user's __reduce__ and __init__ raise: the worker that reports it must live on
+    except BaseException:  # a user's __reduce__ or __init__ may raise anything; the worker must survive it
         pass
     try:
         args = tuple(_portable(arg) for arg in exc.args)
@@ -425,7 +425,7 @@ def _to_bytes(exc: BaseException) -> bytes | None:
 
 
 class _Parts:
-    """An exception taken apart: it is put together again without its class's own methods."""
+    """The type, arguments and attributes of an exception, which is restored without calling its class's methods."""
 
     def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         self.kind, self.args, self.fields = kind, args, fields
@@ -441,7 +441,7 @@ def _put_together(kind: type[BaseException], args: tuple[Any, ...], fields: dict
 
 
 def _portable(value: Any) -> Any:
-    """A value that can be pickled, or what it looked like."""
+    """Return the value if it can be pickled, else its `repr`."""
     import cloudpickle
 
     try:
@@ -467,7 +467,7 @@ def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str)
     return _make(chain[0] if chain else None, task_name, pid, traceback_text)
 
 
-# Codes of the compiled core (FRT_* in _core/include/layout.h). Two are never seen outside of it and have no class:
+# Codes of the compiled core (FRT_* in _core/include/layout.h). Two never leave it and have no class:
 # -9 (a signal arrived: the wait goes on unless its handler raised) and -12 (grow the arena, then try again).
 ERROR_CODES: dict[int, type[FastrtError]] = {
     -1: ObjectStoreFullError,

@@ -1,6 +1,6 @@
-"""fastrt's errors under the names that Ray gives them: `except fastrt.exceptions.RayTaskError` works unchanged.
+"""fastrt's errors under their names in Ray: `except fastrt.exceptions.RayTaskError` works unchanged.
 
-Where fastrt has one error for several of Ray's, they are names of that one.
+If fastrt has one error for several of Ray's, all these names are aliases of it.
 """
 
 from fastrt.errors import (

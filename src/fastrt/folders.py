@@ -1,8 +1,8 @@
-"""Folders and files that only this user may change: made with mode 0700 and 0600, checked before use, links refused.
+"""Folders and files that only this user may change: created with mode 0700 and 0600, checked before use, no links.
 
-Every folder with state, secrets, sockets, logs or spilled values goes through `private_folder`. A folder that passes
-has no name that another user could turn elsewhere later: each folder above it belongs to this user or to root, and
-others may write to it only where it is sticky, as /tmp is. So the check holds after it was made.
+Every folder with state, secrets, sockets, logs or spilled values goes through `private_folder`. No other user can
+redirect the path of a folder that passes the check, now or later: each folder above it belongs to this user or to root,
+and others may write to it only if it is sticky, as /tmp is. So the result of the check stays valid.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ RANDOM_BYTES = 17  # a dash and 16 hex digits, see `default_folder`
 
 
 class UnsafeFolderError(FastrtError):
-    """A folder or file could be read or replaced by another user. The message names it and says how to go on."""
+    """Another user could read or replace a folder or file. The message names it and says what to do."""
 
 
 def private_folder(path: str | os.PathLike[str], purpose: str) -> Path:
-    """Make a folder that only this user may enter, and the folders above it; check those that are there.
+    """Create a folder that only this user may enter, and missing folders above it; check those that exist.
 
     Args:
         path: of the folder.
@@ -38,7 +38,7 @@ def private_folder(path: str | os.PathLike[str], purpose: str) -> Path:
     Raises:
         UnsafeFolderError: the folder is a link, belongs to another user or can be entered by others, or another user
             could replace it.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     Source:
         `StrictModes` of OpenSSH's sshd, `$XDG_RUNTIME_DIR` of the XDG Base Directory Specification.
     """
@@ -46,10 +46,10 @@ def private_folder(path: str | os.PathLike[str], purpose: str) -> Path:
 
 
 def has_private_folder(path: str | os.PathLike[str], purpose: str) -> bool:
-    """Check a folder as `private_folder` does, without making it.
+    """Check a folder as `private_folder` does, without creating it.
 
     Returns:
-        Whether it is there.
+        Whether it exists.
     Raises:
         UnsafeFolderError: as for `private_folder`.
     """
@@ -61,7 +61,7 @@ def has_private_folder(path: str | os.PathLike[str], purpose: str) -> bool:
 
 
 def takes_entries(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is there, named by an absolute path, and this process may make entries in it."""
+    """Whether the path is absolute, names a folder, and this process may create files in it."""
     may = os.W_OK | os.X_OK
     return os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, may, effective_ids=True)
 
@@ -69,22 +69,22 @@ def takes_entries(folder: str | os.PathLike[str]) -> bool:
 def default_folder(parent: str | os.PathLike[str], name: str) -> Path:
     """Choose the path of a folder with a known name in a folder that all users share, such as /tmp.
 
-    Another user may make the known name first. Then this user's folder is called NAME-<16 random hex digits>, and later
-    processes find it by its owner: in a sticky folder no user can make a folder that belongs to another one. That
-    folder stays in use when the known name becomes free, so that all processes of the user agree.
+    Another user may create the known name first. Then this user's folder is called NAME-<16 random hex digits>, and
+    later processes find it by its owner: in a sticky folder no user can create a folder that belongs to another one.
+    That folder stays in use even if the known name becomes free, so that all processes of the user agree.
 
     Args:
         parent: the shared folder.
         name: the known name; it must contain the user's number.
     Returns:
-        The path. Only a folder with a random name is made here: that is how others find it.
+        The path. Only a folder with a random name is created here, because other processes find it by listing.
     """
     known = Path(os.path.abspath(parent), name)
     if _is_mine(known):
         return known
     found = _with_random_names(known)
     if not found and os.path.lexists(known):
-        with suppress(OSError):  # `private_folder` says why nothing can be made there
+        with suppress(OSError):  # `private_folder` reports why the folder cannot be created
             os.mkdir(f"{known}-{os.urandom(8).hex()}", 0o700)
         found = _with_random_names(known)
     return found[0] if found else known
@@ -96,17 +96,17 @@ def open_private(folder: Path, name: str, flags: int) -> int:
     Args:
         folder: from `private_folder`.
         name: of the file, without a slash.
-        flags: as for `os.open`. With O_CREAT the file is made by O_EXCL; without O_EXCL in `flags` one that is there is
-            opened instead.
+        flags: as for `os.open`. With O_CREAT the file is created by O_EXCL; if `flags` has no O_EXCL, an existing file
+            is opened instead.
     Returns:
         A descriptor that is closed on exec.
     Raises:
         UnsafeFolderError: the folder is no longer private, or the file is a link, belongs to another user or has a
-            second name elsewhere.
+            second hard link.
         OSError: it cannot be opened.
     """
     if not name or "/" in name:
-        raise ValueError(f"{name!r} is no name of a file in a folder")
+        raise ValueError(f"{name!r} is not a file name: give one without a slash")
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check_private(folder, os.fstat(at), f"the folder of {name}")
@@ -117,7 +117,7 @@ def open_private(folder: Path, name: str, flags: int) -> int:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """For the length of a `with` statement, files and Unix sockets that this process makes are for its user only."""
+    """During a `with` statement, this process creates files and Unix sockets that only its user may access."""
     before = os.umask(0o177)
     try:
         yield
@@ -126,7 +126,7 @@ def private_files() -> Iterator[None]:
 
 
 def replace_private(folder: Path, name: str, data: bytes) -> None:
-    """Write a file of a private folder, whole or not at all: under another name first, then renamed.
+    """Write a file of a private folder atomically: under another name first, which is then renamed.
 
     It does not wait for the disk: a crash of the machine may leave the old content.
 
@@ -155,7 +155,7 @@ def read_private(folder: Path, name: str, bytes_max: int = _TEXT_BYTES_MAX) -> b
     Args:
         folder: from `private_folder`.
         name: of the file.
-        bytes_max: the most that it may have.
+        bytes_max: the largest allowed size.
     Raises:
         UnsafeFolderError: as for `open_private`, or the file is larger.
         OSError: it cannot be read.
@@ -165,9 +165,9 @@ def read_private(folder: Path, name: str, bytes_max: int = _TEXT_BYTES_MAX) -> b
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:
-    """Read a file in any folder whose content only this user may know, such as a token.
+    """Read a file whose content only this user may know, such as a token; its folder need not be private.
 
-    Links are followed where no other user could have made or changed them, as in a volume of Kubernetes.
+    Links are followed if no other user could have created or changed them, as in a volume of Kubernetes.
 
     Args:
         path: of the file.
@@ -186,24 +186,26 @@ def read_secret(path: str | os.PathLike[str]) -> str:
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise UnsafeFolderError(f"{file} is no regular file. Give a file that only you may read")
+            raise UnsafeFolderError(f"{file} is not a regular file. Give a file that only you may read")
         if info.st_uid not in _trusted():
             raise UnsafeFolderError(
-                f"The file {file} belongs to uid {info.st_uid}, who knows what it says. Make a file of your own"
+                f"The file {file} belongs to uid {info.st_uid}, who can read it. Create a file that belongs to you"
             )
         if info.st_mode & _OTHERS:
-            raise UnsafeFolderError(f"Others may read the file {file}. Run `chmod 600 {file}`, and make a new one")
+            raise UnsafeFolderError(
+                f"Other users may read the file {file}. Run `chmod 600 {file}`, and replace the secret in it"
+            )
         return _read(fd, file, _TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
     finally:
         os.close(fd)
 
 
 class _StepError(Exception):
-    """One folder or link on a path belongs to another user, or can be changed by one."""
+    """A folder or link on a path belongs to another user, or another user can change it."""
 
 
 def _trusted() -> tuple[int, int]:
-    """Return the users who can do everything to this process anyway: itself and root."""
+    """Return the users that control this process anyway: its own and root."""
     return (os.geteuid(), 0)
 
 
@@ -227,7 +229,7 @@ def _check_private(folder: Path, info: os.stat_result, purpose: str) -> None:
     if stat.S_ISLNK(info.st_mode):
         why = "it is a link. Remove it, or name the folder itself"
     elif not stat.S_ISDIR(info.st_mode):
-        why = "it is no folder. Remove it, or choose another path"
+        why = "it is not a folder. Remove it, or choose another path"
     elif info.st_uid != os.geteuid():
         why = f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}. Have it removed, or choose another folder"
     elif info.st_mode & _OTHERS:
@@ -238,10 +240,10 @@ def _check_private(folder: Path, info: os.stat_result, purpose: str) -> None:
 
 
 def _walk(path: Path, make: bool) -> Path:
-    """Follow an absolute path and its links from the root; refuse a step that another user could turn elsewhere.
+    """Follow an absolute path and its links from the root; reject a step that another user could redirect.
 
     Returns:
-        The path without links. Its last part may be no folder.
+        The path without links. Its last part need not be a folder.
     """
     here = Path("/")
     left = list(reversed(path.parts[1:]))
@@ -287,12 +289,12 @@ def _check_step(step: Path, info: os.stat_result) -> None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group has no member but this user.
+    """Whether this user is the only member of a group.
 
-    Red Hat's default umask of 002 makes folders that such a group may write to. A group of this process without a name
-    is one that a container was given for a volume (`fsGroup` in Kubernetes).
+    With Red Hat's default umask of 002, new folders are writable for such a group. A group of this process that has no
+    name is one that the container got for a volume (`fsGroup` in Kubernetes).
     """
-    import grp  # here: a folder that a group may write to is rare
+    import grp  # imported here, because a folder that a group may write to is rare
     import pwd
 
     try:
@@ -315,7 +317,7 @@ def _is_mine(folder: Path) -> bool:
 
 
 def _with_random_names(known: Path) -> list[Path]:
-    """List this user's folders that stand in for a known name, in an order that is the same for all processes."""
+    """List this user's folders that replace a known name, in the same order for all processes."""
     pattern = re.compile(re.escape(known.name) + "-[0-9a-f]{16}")
     try:
         names = sorted(name for name in os.listdir(known.parent) if pattern.fullmatch(name))
@@ -331,22 +333,22 @@ def _open_at(at: int, folder: Path, name: str, flags: int) -> int:
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-    # Non-blocking, so that a FIFO that was put there does not hold the caller up; it means nothing for a regular file.
+    # Non-blocking, so that the open does not hang on a FIFO at this path; the flag has no effect on a regular file.
     fd = -1
     try:
         fd = os.open(name, flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_NONBLOCK, dir_fd=at)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             raise UnsafeFolderError(
-                f"{folder / name} is no file of uid {os.geteuid()} alone: it belongs to uid {info.st_uid} and has "
-                f"{info.st_nlink} names. Look where it comes from, and remove it"
+                f"{folder / name} must be a regular file of uid {os.geteuid()} with one name: it belongs to uid "
+                f"{info.st_uid} and has {info.st_nlink} names. Find out where it comes from, and remove it"
             )
         if flags & os.O_TRUNC:
             os.ftruncate(fd, 0)
         return fd
     except OSError as exc:
         if exc.errno == errno.ELOOP:
-            raise UnsafeFolderError(f"{folder / name} is a link. Look where it comes from, and remove it") from None
+            raise UnsafeFolderError(f"{folder / name} is a link. Find out what made it, and remove it") from None
         raise
     except UnsafeFolderError:
         os.close(fd)
@@ -360,4 +362,4 @@ def _read(fd: int, path: Path, bytes_max: int) -> bytes:
         if not got:
             return bytes(data)
         data += got
-    raise UnsafeFolderError(f"{path} is larger than {bytes_max} bytes: it is not what belongs there. Remove it")
+    raise UnsafeFolderError(f"{path} is larger than {bytes_max} bytes, so fastrt did not write it. Remove it")

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 from fastrt.errors import FastrtError
 
 BYTES_MAX = 1 << 16  # of one text, unless the caller allows more
-SETTINGS_BYTES_MAX = 1 << 20  # of what a process hands to one that it starts
+SETTINGS_BYTES_MAX = 1 << 20  # of the settings that a process passes to one that it starts
 STATE_BYTES_MAX = 1 << 30  # of one record of durable state
 DEPTH_MAX = 32
 DIGITS_MAX = 40  # of one whole number: 128 bits have 39
 _SHOWN_MAX = 60
 
 Text = bytes | bytearray | memoryview | str
-_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # matches at every quote, so it is linear
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # linear time: it matches at every quote
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _SURROGATE = re.compile(r"\\u[dD]")
 _WHOLE = re.compile(r"-?[0-9]+\Z")
@@ -31,7 +31,7 @@ _WHOLE = re.compile(r"-?[0-9]+\Z")
 class ForeignTextError(FastrtError, ValueError):
     """A text of another process, or of a file, is malformed or exceeds a bound. The message names the text and why.
 
-    Check what wrote it: another version of fastrt, a damaged file, or a stranger.
+    Check its source: another version of fastrt, a damaged file, or a foreign program.
     """
 
 
@@ -45,8 +45,8 @@ def read_json(
         what: name of the text for the error, such as "the greeting of a rank".
         bytes_max: greatest length, in bytes (of `str`: characters).
         depth_max: greatest depth of lists and objects within each other.
-        own: whether a process of this user's runtime wrote it, on this machine: size, depth and encoding are checked
-            as ever, but infinite numbers and file names that are not valid Unicode pass.
+        own: whether a process of this user's runtime on this machine wrote it: size, depth and encoding are still
+            checked, but infinite numbers and file names that are not valid Unicode are accepted.
     Returns:
         The value: dict, list, str, int, float, bool or None. Numbers are finite and strings are valid Unicode.
     Raises:
@@ -89,11 +89,11 @@ def read_object(
 
     Args:
         data, what, bytes_max, depth_max, own: see `read_json`.
-        fields: type, or types, of each field that must be there; a `bool` is not taken for an `int`. Others may be.
+        fields: type, or types, of each required field; a `bool` is not accepted as an `int`. Other fields are allowed.
     Returns:
         The object.
     Raises:
-        ForeignTextError: see `read_json`; or it is no object, or a field is missing or of another type.
+        ForeignTextError: see `read_json`; or it is not an object, or a field is missing or of another type.
     """
     value = read_json(data, what, bytes_max=bytes_max, depth_max=depth_max, own=own)
     return check_object(value, what, fields)
@@ -105,7 +105,7 @@ def check_object(value: Any, what: str, fields: Mapping[str, type | tuple[type, 
     Returns:
         The value.
     Raises:
-        ForeignTextError: it is no object, or a field is missing or of another type.
+        ForeignTextError: it is not an object, or a field is missing or of another type.
     """
     if not isinstance(value, dict):
         raise ForeignTextError(f"{what} is no JSON object")
@@ -121,7 +121,7 @@ def check_object(value: Any, what: str, fields: Mapping[str, type | tuple[type, 
 
 
 def read_int(data: Text, what: str, minimum: int = 0, maximum: int = (1 << 64) - 1) -> int:
-    """Parse a whole number of unknown origin: ASCII digits, with a minus sign at most.
+    """Parse a whole number of unknown origin: ASCII digits with an optional minus sign.
 
     Args:
         data: the text.
@@ -130,7 +130,7 @@ def read_int(data: Text, what: str, minimum: int = 0, maximum: int = (1 << 64) -
     Returns:
         The number.
     Raises:
-        ForeignTextError: it is no whole number, or out of range.
+        ForeignTextError: it is not a whole number, or out of range.
     """
     size = data.nbytes if isinstance(data, memoryview) else len(data)
     text = "" if size > DIGITS_MAX + 1 else data if isinstance(data, str) else str(data, "latin-1")
@@ -143,7 +143,7 @@ def read_int(data: Text, what: str, minimum: int = 0, maximum: int = (1 << 64) -
 
 
 def _is_deeper(text: str, depth_max: int) -> bool:
-    """Whether brackets nest deeper than allowed; a text with unpaired brackets counts as deeper or is no JSON."""
+    """Whether brackets nest deeper than allowed. Unpaired brackets may count as deeper: such a text is not JSON."""
     left = _NO_BRACKETS.sub("", _STRINGS.sub("", text))
     for _ in range(depth_max):
         shorter = left.replace("[]", "").replace("{}", "")

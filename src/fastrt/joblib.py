@@ -1,7 +1,7 @@
 """joblib on fastrt: after `fastrt.joblib.register()`, `joblib.parallel_config(backend="fastrt")` runs calls as tasks.
 
-joblib makes batches of calls, of a size that it finds by itself; each batch is a task. A large array among the
-arguments of many calls is put into the store once, and every worker reads it there without a copy.
+joblib groups calls into batches and tunes their size; each batch is a task. A large array among the arguments of many
+calls is put into the store once, and every worker reads it there without a copy.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ try:
 except ImportError as exc:
     raise ImportError(f"fastrt.joblib needs joblib from 1.3 on: pip install fastrt[joblib] ({exc})") from exc
 
-SHARED_BYTES_MIN = 1 << 20  # joblib's own limit for arrays that it maps from files
-_GROWTH = (
-    8  # of batches whose calls prove to be short: at joblib's own 2, half of the time went to those before the last
-)
+SHARED_BYTES_MIN = 1 << 20  # joblib's limit for arrays that it maps from files
+# Growth of the batch size while calls are short. At joblib's factor of 2, half of the time went to too small batches.
+_GROWTH = 8
 
 
 def register() -> None:
-    """Make "fastrt" the name of a backend of joblib.
+    """Register the joblib backend "fastrt".
 
     Source:
         `joblib.register_parallel_backend`.
@@ -48,7 +47,7 @@ def register() -> None:
 
 
 class _Shared:
-    """Stands in a batch for an array in the store: the number of the argument that it comes as."""
+    """Placeholder in a batch for an array in the store: the position of the array among the task's arguments."""
 
     __slots__ = ("number",)
 
@@ -57,23 +56,24 @@ class _Shared:
 
 
 class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
-    """Runs joblib's batches as tasks; made by joblib.
+    """Runs joblib's batches as tasks. joblib creates it.
 
-    `n_jobs` is the number of batches that run at once; -1: as many as the cluster has CPUs. Arrays arrive
-    read-only, as those that joblib maps; one that is changed between two calls of one `Parallel` is sent as it was.
+    `n_jobs` is the number of batches that run at once; -1: as many as the cluster has CPUs. Workers get arrays
+    read-only, like those that joblib maps. If the program changes an array between two calls of one `Parallel`, the
+    second call still gets the old content.
 
     Args:
-        ray_remote_args: settings of the batches as tasks, as for `fastrt.remote`: `joblib.parallel_config("fastrt",
-            ray_remote_args={"num_cpus": 2})`. The name is that of Ray's backend.
-        **settings: joblib's.
+        ray_remote_args: settings of the batches' tasks, as for `fastrt.remote`: `joblib.parallel_config("fastrt",
+            ray_remote_args={"num_cpus": 2})`. Ray's backend uses the same name.
+        **settings: settings of joblib.
     """
 
     supports_retrieve_callback = True
     supports_timeout = True
-    # A batch costs 0.3 ms to send, where joblib reckons with processes behind pipes: a tenth of its duration will do.
+    # Sending a batch costs 0.3 ms; joblib assumes processes behind pipes. A tenth of its batch duration is enough.
     MIN_IDEAL_BATCH_DURATION = 0.02
 
-    _effective_batch_size: int  # joblib's
+    _effective_batch_size: int  # set by joblib, like the next one
     _smoothed_batch_duration: float
 
     def __init__(self, ray_remote_args: Mapping[str, Any] | None = None, **settings: Any) -> None:
@@ -98,10 +98,10 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         return n_jobs if n_jobs > 0 else max(int(cluster_resources().get("CPU", 1)) + 1 + n_jobs, 1)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """Make ready for the calls of one `Parallel`; return how many run at once.
+        """Prepare for the calls of one `Parallel`; return how many batches run at once.
 
         Raises:
-            FallbackToBackend: only one: joblib then runs them here.
+            FallbackToBackend: only one batch runs at once, so joblib runs all of them in this process.
         """
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
@@ -113,7 +113,7 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         return n_jobs
 
     def compute_batch_size(self) -> int:
-        """How many calls the next batch has."""
+        """The number of calls in the next batch."""
         size, duration = self._effective_batch_size, self._smoothed_batch_duration
         if 0 < duration < self.MIN_IDEAL_BATCH_DURATION:
             most = int(2 * size * self.MIN_IDEAL_BATCH_DURATION / duration)
@@ -127,7 +127,7 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
         Args:
             func: the batch.
-            callback: called with its future when that is done.
+            callback: called with the batch's future when it is done.
         Raises:
             FastrtError: the backend was terminated.
         """
@@ -148,20 +148,20 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             future.add_done_callback(callback)
         return future
 
-    apply_async = submit  # its name in joblib before 1.4
+    apply_async = submit  # the name that joblib used before 1.4
 
     def retrieve_result_callback(self, out: TaskFuture) -> Any:
-        """Return the results of a batch, or raise what a call of it raised."""
+        """Return the results of a batch, or raise the exception that one of its calls raised."""
         return out.result()
 
     def terminate(self) -> None:
-        """The `Parallel` has ended."""
+        """Reset the backend after its `Parallel` has ended."""
         self._executor = None
         self._arrays.clear()
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """A call has failed: cancel the others, and end the workers that run them."""
+        """Cancel the other calls after one has failed, and end the workers that run them."""
         if self._executor is not None:
             self._executor.kill()
             self._executor = self._last = None
@@ -178,7 +178,7 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         )
 
     def _share(self, value: Any, refs: list[ObjectRef]) -> Any:
-        """Replace an array that is worth it by its place among `refs`."""
+        """Replace a large array by its position in `refs`; return other values as they are."""
         if not is_large_array(value, SHARED_BYTES_MIN):
             return value
         ref = self._put_once(value)
@@ -198,13 +198,13 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         return found[1]
 
     def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
+        """Drop all references to the session that has ended, so that its segment can be unmapped."""
         self._arrays.clear()
         self._store = None
 
 
 def _has_arrays(items: Iterable[tuple[Any, Any, Any]]) -> bool:
-    """Whether there is any array among the arguments: in most batches there is none, and they have many calls."""
+    """Whether any argument is an array. Most batches have many calls and no array, so this check must be cheap."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
@@ -219,7 +219,7 @@ def _has_arrays(items: Iterable[tuple[Any, Any, Any]]) -> bool:
 
 
 def _run_shared(batch: Any, *arrays: Any) -> Any:
-    """In the worker: put the arrays into their places, and run the batch."""
+    """Run a batch in the worker, with the arrays in the places of their placeholders."""
 
     def whole(values: Iterable[Any]) -> list[Any]:
         return [arrays[value.number] if type(value) is _Shared else value for value in values]

@@ -1,8 +1,8 @@
-"""For tests of crash safety: kill or stop a process at a chosen instruction of the core.
+"""Failpoints for tests of crash safety: kill or stop a process at a chosen instruction of the core.
 
-Works with a test build only (`FASTRT_FAILPOINTS=1 pip install ...`); release builds have no failpoints in them. The
+Works with a test build only (`FASTRT_FAILPOINTS=1 pip install ...`); release builds contain no failpoints. The
 processes under test are started with the environment that `Failpoints.environment` returns: every compiled
-module then enters its points, named by where they stand ("objects.pyx:95 store"), into one shared table.
+module then registers its points, named by their source line ("objects.pyx:95 store"), in one shared table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Failpoints:
     """The table of points that a set of processes shares, in a file that the caller names.
 
     Args:
-        path: a file to make; on a memory file system hits cost least.
+        path: the file to create; hits are cheapest on a memory file system.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,7 +37,7 @@ class Failpoints:
 
     @classmethod
     def attach(cls, path: str | os.PathLike[str]) -> Failpoints:
-        """Use a table that another process has made: arm points and read counters, but remove nothing."""
+        """Use a table that another process has created: arm points, read counters, and leave `close` to its creator."""
         self = cls.__new__(cls)
         self.path = Path(path)
         self._map = _mapped(self.path)
@@ -57,7 +57,7 @@ class Failpoints:
         self.path.unlink(missing_ok=True)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment in which processes load the core so that their points are in this table."""
+        """Return the environment for processes that are to register their points in this table."""
         return {**os.environ, "FASTRT_FAILPOINTS_FILE": str(self.path)}
 
     def points(self) -> dict[str, tuple[int, int]]:
@@ -74,13 +74,13 @@ class Failpoints:
             struct.pack_into("<II", self._map, _HEADER_BYTES + k * _SLOT.size + 56, 0, 0)
 
     def arm(self, point: str, side: str = "before", *, pid: int = 0, hit: int = 1, action: str = "kill") -> None:
-        """Order process `pid` to end or stop itself.
+        """Make process `pid` kill or stop itself at a point.
 
         Args:
             point: a name that `points` lists.
-            side: "before" or "after" the change that stands there.
-            pid: the process; 0 for whichever comes first.
-            hit: at which of its next hits.
+            side: "before" or "after" the change at that point.
+            pid: the process; 0 for the first one that reaches the point.
+            hit: act at this hit, counted from now; 1 is the next one.
             action: "kill" (SIGKILL) or "stop" (SIGSTOP).
         Raises:
             ValueError: no such point, side or action.
@@ -90,19 +90,19 @@ class Failpoints:
             raise ValueError(f"no point {point!r}, side {side!r} or action {action!r}; {len(names)} points are loaded")
         self.disarm()
         struct.pack_into("<IIiI", self._map, 8, names.index(point), SIDES.index(side), pid, hit)
-        struct.pack_into("<I", self._map, 4, _ACTIONS[action])  # last: from here on it counts
+        struct.pack_into("<I", self._map, 4, _ACTIONS[action])  # last: this write arms the point
 
     def disarm(self) -> None:
-        """Take the order back."""
+        """Disarm the point."""
         struct.pack_into("<I", self._map, 4, 0)
 
     @property
     def armed(self) -> bool:
-        """Whether the order has not been carried out yet."""
+        """Whether a point is armed and has not acted yet."""
         return self._fields()[1] != 0
 
     def jitter(self, one_in: int) -> None:
-        """Let every process give up its processor at one in so many hits; 0 ends that."""
+        """Make every process yield its processor at one in `one_in` hits; 0 ends that."""
         struct.pack_into("<I", self._map, 24, one_in)
 
     def _fields(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""State machines as data: the moves that one kind of thing can make, and the story of a thing at an illegal one.
+"""State machines as data: the legal moves of one kind of object, and an error with its history at an illegal one.
 
-A table maps each state to the events it accepts, and each event to the state it leads to. The code that moves a thing
-looks the move up here, so no move happens that the table does not list. Each thing keeps its last eight moves in one
-integer of 64 bits, a byte for each: a story costs no allocation, also where there are millions of things.
+A table maps each state to the events it accepts, and each event to the next state. The code that moves an object
+looks the move up here, so no move happens that the table does not list. Each object keeps its last eight moves in one
+integer of 64 bits, one byte each: the history needs no allocation, even for millions of objects.
 
 docs/state_machines.md draws every table; a test compares the two.
 """
@@ -15,13 +15,13 @@ from typing import Generic, Protocol, TypeVar
 S = TypeVar("S", bound=Hashable)
 # Compiled state machines index `steps` by the state's number, shifted by this, and the event's number.
 EVENT_BITS = 4
-# The part of `moves` that stays when one more is added.
+# The moves that are kept when one more is added.
 KEPT = (1 << 56) - 1
 _MOVES_MAX = 255
 
 
 class Moving(Protocol[S]):
-    """A thing that has a state: where it is, and its last moves, at first 0."""
+    """An object with a state and its last moves; `moves` is 0 at first."""
 
     state: S
     moves: int
@@ -32,11 +32,11 @@ class IllegalMoveError(AssertionError):
 
 
 class Transitions(Generic[S]):
-    """The moves of one kind of thing. The first state of the table is the one that things begin in.
+    """The transition table of one kind of object. Objects begin in the first state of the table.
 
     Args:
-        kind: what the things are called in messages.
-        table: by state and event, the next state. A state without events is an end.
+        kind: name of the objects in messages.
+        table: by state and event, the next state. A state without events is final.
 
     Attributes:
         states: all states; a state's place here is its number.
@@ -45,7 +45,7 @@ class Transitions(Generic[S]):
         targets: the number of the state that a move leads to, by the move's number.
 
     Raises:
-        ValueError: a move leads to a state that the table has not, or the table is too large for `steps`.
+        ValueError: a move leads to a state that is not in the table, or the table is too large for `steps`.
     """
 
     def __init__(self, kind: str, table: Mapping[S, Mapping[str, S]]) -> None:
@@ -65,14 +65,14 @@ class Transitions(Generic[S]):
         self.targets = bytes([0, *(self.states.index(target) for _, _, target in self._moves)])
 
     def move(self, thing: Moving[S], event: str, name: object) -> None:
-        """Move a thing to its next state.
+        """Move an object to its next state.
 
         Args:
             thing: its `state` and `moves` are set.
             event: the event that moves it.
             name: which one of its kind it is, for the message.
         Raises:
-            IllegalMoveError: the table does not list this event for the thing's state.
+            IllegalMoveError: the table does not list this event for the object's state.
         """
         number = self._numbers.get((thing.state, event))
         if number is None:
@@ -81,7 +81,7 @@ class Transitions(Generic[S]):
         thing.moves = (thing.moves & KEPT) << 8 | number
 
     def illegal(self, state: S, event: str, moves: int, name: object) -> IllegalMoveError:
-        """The error for an event that a thing's state does not accept, with the thing's story."""
+        """The error for an event that an object's state does not accept, with the object's last moves."""
         return IllegalMoveError(
             f"{self.kind} {name}: {event!r} is not possible in the state {_word(state)}. Its last moves: "
             f"{self.story(moves) or 'none since it was made or restored'}. This is a fault of fastrt; report it with "
@@ -89,13 +89,13 @@ class Transitions(Generic[S]):
         )
 
     def story(self, moves: int) -> str:
-        """The last moves of a thing, oldest first: 'NEW -open-> OPEN -end-> ENDED'; empty when there are none."""
+        """The last moves as text, oldest first: 'NEW -open-> OPEN -end-> ENDED'; empty if there are none."""
         made = self.history(moves)
         steps = [f"-{event}-> {_word(self.table[state][event])}" for state, event in made]
         return " ".join([_word(made[0][0]), *steps]) if made else ""
 
     def history(self, moves: int) -> list[tuple[S, str]]:
-        """The last moves of a thing as (state, event), oldest first."""
+        """The last moves as (state, event), oldest first."""
         return [self._moves[number - 1][:2] for number in moves.to_bytes(8, "big").lstrip(b"\0")]
 
 

@@ -53,7 +53,7 @@ def test_json_has_every_row_and_nothing_beside_it():
         (("--size", "100"), "--size must be 1 KiB or more"),
         (("--size", "much"), "'much' is not a size"),
         (("--chunk", "8MiB"), "--chunk from 1 KiB to 7 MiB"),
-        (("--plot", "plot.pdf"), "a plot's name ends with .html or .png"),
+        (("--plot", "plot.pdf"), "a plot's name must end with .html or .png"),
         (("--plot", "/nowhere/plot.html"), "/nowhere is no folder where a file can be written"),
         (("--trace", "/nowhere/trace.json"), "/nowhere is no folder where a file can be written"),
         (("--trace", "/"), "is a directory"),

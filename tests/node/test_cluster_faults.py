@@ -194,7 +194,7 @@ def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
         (tmp_path / name).chmod(mode)
     for options, words in (
         (("--address", "127.0.0.1:1"), "the token of the cluster at 127.0.0.1:1 is not known here"),
-        (("--head", "--token-file", str(tmp_path / "open")), "Others may read the file"),
+        (("--head", "--token-file", str(tmp_path / "open")), "Other users may read the file"),
         (("--head", "--token-file", str(tmp_path / "old")), "not a cluster's token"),
         (("--head", "--token-file", str(tmp_path / "damaged")), "not a cluster's token"),
         (("--head", "--token", damaged(new_token())), "this token is damaged"),

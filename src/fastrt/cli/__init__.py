@@ -1,1 +1,1 @@
-"""The `fastrt` command: programs that use the public API as a user's would, and look into running sessions."""
+"""The `fastrt` command: its subcommands use the public API, as users' programs do, and inspect running sessions."""

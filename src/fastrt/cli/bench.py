@@ -21,15 +21,15 @@ _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 @click.command(short_help="Run the benchmark suites and print a table.")
 @click.argument("suites", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List the suites and stop.")
-@click.option("--quick", is_flag=True, help="Measure each row for a fifth of the time.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Keep pytest-benchmark's JSON there.")
+@click.option("--quick", is_flag=True, help="Measure each row for only a fifth of the time.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write pytest-benchmark's JSON to it.")
 def bench(suites: tuple[str, ...], only_list: bool, quick: bool, json_path: str | None) -> None:
-    """Run the benchmark suites and print a table; SUITES are some of those that --list shows, or all.
+    """Run the benchmark suites and print a table. SUITES are names that --list shows; default: all.
 
     Times are per operation: the median and the 99th percentile of all rounds of a row.
     \f
     Raises:
-        click.ClickException: a suite is unknown or fails, or what it needs is not installed.
+        click.ClickException: a suite is unknown or fails, or a package that it needs is not installed.
     """
     folder = _folder()
     known = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
@@ -53,13 +53,13 @@ def _folder() -> Path:
     spec = importlib.util.find_spec("fastrt.bench")
     if spec is None or spec.origin is None:
         raise click.ClickException(
-            "fastrt.bench is not installed here: this is a source tree; run `make bench`, or `pip install .` first"
+            "fastrt.bench is not installed: this is a source tree. Run `make bench`, or `pip install .` first"
         )
     return Path(spec.origin).parent
 
 
 def _run(folder: Path, files: list[Path], target: Path, quick: bool) -> None:
-    """Run pytest in a process of its own; the spinner shows the row that was measured last."""
+    """Run pytest in a separate process; the spinner shows the row that was measured last."""
     from rich.console import Console
 
     command = [
@@ -90,7 +90,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for group in dict.fromkeys(row["group"] for row in rows):
         listed = [row for row in rows if row["group"] == group]
         table = Table(box=box.SIMPLE, title=f"[bold]{group}", title_justify="left")
-        table.add_column("operation", overflow="fold")  # on a narrow terminal this wraps, and no figure is cut
+        table.add_column("operation", overflow="fold")  # so that a narrow terminal cuts no figure
         sized = any(row["extra_info"].get("bytes") for row in listed)
         for name in ("p50", "p99", "per second", *(["GB/s"] if sized else []), "rounds"):
             table.add_column(name, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`fastrt coordinator`: serve a coordination service, and look inside a live one."""
+"""`fastrt coordinator`: serve a coordination service, and inspect a live one."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _WATCH_S_MAX = 86400.0
 
 @dataclass
 class _Target:
-    """The live coordinator to look into."""
+    """The live coordinator to inspect."""
 
     address: str
     credentials: grpc.ChannelCredentials | None
 
 
 def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a subcommand its target by options, which may also stand before the subcommand's name."""
+    """Add the options of the target to a subcommand; they may also be given before the subcommand's name."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -68,30 +68,30 @@ def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the coordinator.")
-@click.option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the job has. Needed to serve.")
+@click.option("--num-tasks", type=click.IntRange(min=1), help="Number of tasks of the job. Required to serve.")
 @job_options()
 @click.option(
-    "--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where state is kept over restarts."
+    "--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for state that survives restarts."
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Go on with what can be saved of a damaged state directory; says what is lost, and keeps the files aside.",
+    help="Recover the readable part of a damaged state directory, report the loss, and keep the damaged files aside.",
 )
-@click.option("--ephemeral", is_flag=True, help="Keep nothing; the default without --state-dir.")
+@click.option("--ephemeral", is_flag=True, help="Keep no state on disk; the default without --state-dir.")
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
-@click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
+@click.option("--tls-ca", type=_file, help="PEM file: the CA of clients' certificates, which become required.")
 @click.pass_context
 def coordinator(context: click.Context, /, **given: Any) -> None:
     """Serve a coordination service for JAX and TensorFlow jobs, until SIGTERM or Ctrl-C.
 
-    JAX's own processes connect by `jax.distributed.initialize`; see docs/coordination.md for the one setting that
-    keeps process 0 from starting a service of its own.
+    JAX processes connect by `jax.distributed.initialize`; see docs/coordination.md for the one setting that keeps
+    process 0 from starting another service.
 
     \f
     Raises:
-        click.ClickException: the options make no sense, the address or the state directory cannot be used.
+        click.ClickException: the options are inconsistent, or the address or the state directory cannot be used.
     """
     if context.invoked_subcommand is not None:
         return
@@ -105,7 +105,7 @@ def coordinator(context: click.Context, /, **given: Any) -> None:
 @coordinator.command()
 @_looks_inside
 def status(target: _Target) -> None:
-    """Show the tasks of a live coordinator: who is connected, who failed, and why."""
+    """Show the tasks of a live coordinator: which are connected, which failed, and why."""
     table_console().print(_status_table(_ask(target)))
 
 
@@ -130,7 +130,7 @@ def kv(target: _Target, directory: str, limit: int) -> None:
 @_looks_inside
 @click.option("--limit", type=_count, default=1000, show_default=True, help="Show at most this many barriers.")
 def barriers(target: _Target, limit: int) -> None:
-    """List the barriers: first the open ones with who is missing, then what the past ones came to."""
+    """List the barriers: first the open ones with the missing tasks, then the past ones with their results."""
     answer = _ask(target, with_barriers=True, limit=limit)
     table = Table(title=f"{answer.barrier_count} barriers")
     for heading in ("barrier", "round", "state", "arrived", "missing or message"):
@@ -147,14 +147,14 @@ def barriers(target: _Target, limit: int) -> None:
 
 @coordinator.command()
 @_looks_inside
-@click.option("--interval", type=float, default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many looks; 0: at Ctrl-C.")
+@click.option("--interval", type=float, default=1.0, show_default=True, help="Seconds between two updates.")
+@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many updates; 0: at Ctrl-C.")
 def watch(target: _Target, interval: float, count: int) -> None:
-    """Show the tasks, again and again.
+    """Show the tasks of a live coordinator, and update them regularly.
 
     \f
     Raises:
-        click.UsageError: the interval is no time span.
+        click.UsageError: the interval is not more than 0.
     """
     if not interval > 0:
         raise click.UsageError("--interval must be more than 0 seconds.")
@@ -174,15 +174,15 @@ def grpc_name(code: int) -> str:
 
 def _options(given: dict[str, Any]) -> CoordinatorOptions:
     if given["num_tasks"] is None:
-        raise click.UsageError("--num-tasks is needed to serve: how many tasks has the job?")
+        raise click.UsageError("--num-tasks is needed to serve: give the number of tasks of the job.")
     if given["ephemeral"] and given["state_dir"] is not None:
-        raise click.UsageError("--ephemeral keeps nothing, and --state-dir says where: choose one.")
+        raise click.UsageError("Give either --ephemeral, which keeps no state on disk, or --state-dir.")
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["tls_ca"] is not None and given["tls_cert"] is None:
         raise click.UsageError("--tls-ca needs --tls-cert and --tls-key.")
     if given["durability"] == "power" and given["state_dir"] is None:
-        raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
+        raise click.UsageError("--durability power needs a directory for the state: give --state-dir.")
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     return CoordinatorOptions(
         address=given["address"],
@@ -194,10 +194,10 @@ def _options(given: dict[str, Any]) -> CoordinatorOptions:
 
 
 def _serve(options: CoordinatorOptions) -> None:
-    """Serve until a signal says stop, then tell everybody who waits, and end.
+    """Serve until SIGTERM or SIGINT, then answer all waiting calls, and end.
 
     Raises:
-        FastrtError: the options make no sense, the state directory cannot be used, or the keeper cannot be kept alive.
+        FastrtError: the options are inconsistent, the state directory cannot be used, or the keeper keeps dying.
         OSError: the address cannot be bound.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -212,17 +212,17 @@ def _serve(options: CoordinatorOptions) -> None:
 
     service = Coordinator(options) if options.state_dir is None else Front(options, on_failure=give_up)
     with service:
-        kept = "nothing is kept" if options.state_dir is None else f"state in {options.state_dir}"
+        kept = "state in memory only" if options.state_dir is None else f"state in {options.state_dir}"
         click.echo(f"coordinator for {options.num_tasks} tasks of {options.job} on {service.address}; {kept}")
         signal.sigwait(signals)
         click.echo("stopping")
     if failed.is_set():
         why = service.failure if isinstance(service, Front) else "the log above says why"
-        raise FastrtError(f"The process that keeps the state could not be kept alive: {why}.")
+        raise FastrtError(f"The coordinator ended, because the process that keeps its state kept dying: {why}.")
 
 
 def _ask(target: _Target, **fields: Any) -> Any:
-    """A snapshot of a live coordinator."""
+    """Fetch a snapshot of a live coordinator."""
     request, response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
     channel = open_channel(target.address, target.credentials)
     try:
@@ -237,7 +237,7 @@ def _ask(target: _Target, **fields: Any) -> Any:
 
 
 def _credentials(authority: Path | None, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
-    """What a look inside shows and trusts; None for plain text."""
+    """TLS credentials for the commands that inspect a coordinator; None for plain text."""
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if authority is None and certificate is None:
@@ -251,7 +251,7 @@ def _status_table(answer: Any) -> Table:
     title = f"incarnation {answer.incarnation}, up {answer.uptime_s:.0f} s, {kept}"
     caption = f"{answer.key_count} keys, {answer.barrier_count} barriers, {answer.waiting_calls} calls waiting"
     if answer.error:
-        caption += f"\nall tasks were told: {escape(answer.error)}"
+        caption += f"\nerror sent to all tasks: {escape(answer.error)}"
     table = Table(title=title, caption=caption)
     for heading in ("task", "state", "incarnation", "last heard of", "error"):
         table.add_column(heading, overflow="fold")

@@ -1,4 +1,4 @@
-"""`fastrt demo`: a real parallel program on real input, and the same work in one process beside it."""
+"""`fastrt demo`: a real parallel program on real input, compared with the same work in one process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from fastrt.cli.demo_work import Counts
 
-_POLL_S = 0.05  # how often the progress bar looks
+_POLL_S = 0.05  # between two updates of the progress bar
 _SKIPPED_SHOWN = 3
 
 Advance = Callable[[int], None]
 
 
 class Outcome:
-    """What one run found, and what it took.
+    """The result of one run, and its cost.
 
     Attributes:
         total: the counts of all files.
         top: (term, score) by tf-idf, the highest first.
         seconds: from the first file to the last score.
-        tasks, stored_bytes, matrix_shape: of the parallel run: tasks run, bytes of all values stored, (files, terms).
+        tasks, stored_bytes, matrix_shape: for the parallel run: tasks run, bytes of all values stored, (files, terms).
     """
 
     def __init__(self, total: Counts, top: list[tuple[str, float]], seconds: float) -> None:
@@ -41,7 +41,7 @@ class Outcome:
         self.matrix_shape = (0, 0)
 
     def equals(self, other: Outcome) -> bool:
-        """Whether two runs found the same, to the last bit of every score."""
+        """Whether two runs have equal results, to the last bit of every score."""
         return self.total == other.total and self.top == other.top
 
 
@@ -52,12 +52,12 @@ class Outcome:
 def demo(path: str | None, workers: int | None, count: int) -> None:
     """Count words and symbols over every source file below PATH, in parallel and in one process.
 
-    PATH is a folder or a file; without it, the standard library of the running Python is read. Each file is a task;
-    a tree of tasks merges the counts; a term-by-file matrix is put once, and tasks find the terms of the highest
-    tf-idf on slices of it. Fails if the two results differ.
+    PATH is a folder or a file; default: the standard library of the running Python. Each file is a task; a tree of
+    tasks merges the counts. A term-by-file matrix is put into the store once, and tasks find the terms with the highest
+    tf-idf on slices of it. The command fails if the two results differ.
     \f
     Raises:
-        click.ClickException: there is nothing to count, the runtime cannot start, or the results differ.
+        click.ClickException: there are no source files, the runtime cannot start, or the results differ.
     """
     import fastrt
     from fastrt.cli import demo_work as work
@@ -90,7 +90,7 @@ def run_parallel(files: list[str], count: int, advance: Advance) -> Outcome:
     Args:
         files: paths of the files.
         count: how many terms to choose.
-        advance: told how many more files have been counted.
+        advance: called with the number of files that were counted since the last call.
     Returns:
         The outcome.
     """
@@ -103,7 +103,7 @@ def run_parallel(files: list[str], count: int, advance: Advance) -> Outcome:
     fill_rows, score_terms = fastrt.remote(work.fill_rows), fastrt.remote(work.score_terms)
     start = time.perf_counter()
     counted = [count_file.remote(path) for path in files]
-    # The whole tree is submitted before a file is read: each merge starts when its parts are there.
+    # The whole tree is submitted before a file is read: each merge starts when its parts are ready.
     made, level = list(counted), counted
     while len(level) > 1:
         level = [merge.remote(*level[a:b]) for a, b in work.slices(len(level), work.FAN_IN)]
@@ -147,7 +147,7 @@ def run_single(files: list[str], count: int, advance: Advance) -> Outcome:
 
 
 def _follow(refs: list[Any], advance: Advance) -> None:
-    """Wait for all references, telling how many more are ready every now and then."""
+    """Wait for all references, and report regularly how many more are ready."""
     import fastrt
 
     while refs:
@@ -163,19 +163,19 @@ def _bytes_of(refs: list[Any]) -> int:
 
 
 def _warm(files: list[str]) -> None:
-    """Read every file once, so that the run that comes first does not pay for the disk."""
+    """Read every file once, so that the first run does not pay for the disk."""
     for path in files:
         try:
             with open(path, "rb") as file:
                 while file.read(1 << 20):
                     pass
         except OSError:
-            continue  # the work functions say why
+            continue  # the work functions report the reason
 
 
 @contextmanager
 def _progress(what: str, files: int) -> Iterator[tuple[Console, Advance]]:
-    """A progress bar over `files` files; gone when it is full."""
+    """Show a progress bar over `files` files; it disappears when it is full."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -185,7 +185,7 @@ def _progress(what: str, files: int) -> Iterator[tuple[Console, Advance]]:
 
 
 def _shown(path: str) -> str:
-    """A path as it can be printed on every terminal."""
+    """Make a path printable on every terminal."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 

@@ -1,8 +1,8 @@
-"""What `fastrt demo` computes: words and symbols of source files, and the terms that tell files apart.
+"""The computation of `fastrt demo`: words and symbols of source files, and the terms that distinguish files.
 
-Plain functions without a word about tasks: the demo calls the very same ones in worker processes and, for the
-comparison, one after the other in its own. Counts are integers and every sum runs in one fixed order, so both ways
-must give equal results, to the last bit.
+These are plain functions without tasks: the demo calls the same functions in worker processes and, for the comparison,
+one after the other in its own process. Counts are integers and every sum runs in one fixed order, so both ways must
+give equal results, to the last bit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SUFFIXES = frozenset(
     }
 )  # fmt: skip
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "GNUmakefile"})
-# Not the tree's own sources: version control, caches, and packages installed below a standard library.
+# Folders that hold no sources of the tree itself: caches, and packages installed below a standard library.
 SKIPPED_FOLDERS = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 TERMS_MAX = 4096  # columns of the matrix: the words that occur most often
 MATRIX_BYTES_MAX = 256 << 20  # fewer columns for very many files
 SLICE_TERMS = 512  # columns of one tf-idf task
 ROWS_FILES = 64  # rows of one task that fills a part of the matrix
-FAN_IN = 16  # parts that one merge takes
+FAN_IN = 16  # parts of one merge
 
 _WORD = re.compile(r"[^\W\d_]\w*")
 _SYMBOL = re.compile(r"[^\w\s]")
@@ -43,12 +43,12 @@ _SYMBOL = re.compile(r"[^\w\s]")
 
 @dataclass
 class Counts:
-    """What was found in some files, in the order of their names.
+    """Counts of some files, in the order of their names.
 
     Attributes:
         words, symbols: how often each occurs, words in lower case.
-        files, nbytes: how many files were counted, and their size together.
-        skipped: (path, reason) of those that were not.
+        files, nbytes: number and total size of the counted files.
+        skipped: (path, reason) of the other files.
     """
 
     words: Counter[str] = field(default_factory=Counter)
@@ -62,10 +62,10 @@ def find_files(path: str) -> list[str]:
     """List the source files below a folder, or the one file that `path` names.
 
     Args:
-        path: of a folder, or of a single file, which is then taken whatever it is called.
+        path: of a folder, or of a single file, which may have any name.
     Returns:
-        Paths in a fixed order. Hidden folders, caches and installed packages are left out, links to folders are
-        not followed, and only regular files are taken: reading a pipe would never end.
+        Paths in a fixed order. Hidden folders, caches and installed packages are skipped, links to folders are
+        not followed, and only regular files are listed, because reading a pipe would never end.
     """
     return [path] if os.path.isfile(path) else list(_walk(path))
 
@@ -75,7 +75,7 @@ def _walk(folder: str) -> Iterator[str]:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
     except OSError:
-        return  # a folder that may not be read, or has gone since
+        return  # the folder is not readable, or was removed meanwhile
     for entry in listed:
         if entry.is_dir(follow_symlinks=False):
             if not entry.name.startswith(".") and entry.name not in SKIPPED_FOLDERS:
@@ -102,7 +102,7 @@ def count_file(path: str) -> Counts:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        text = data.decode("latin-1")  # old sources; every byte is a letter there
+        text = data.decode("latin-1")  # old sources; this accepts every byte
     return Counts(
         words=Counter(_WORD.findall(text.lower())), symbols=Counter(_SYMBOL.findall(text)), files=1, nbytes=len(data)
     )
@@ -151,7 +151,7 @@ def score_terms(matrix: Any, start: int, stop: int) -> Any:
 
     Args:
         matrix: float32[files, terms], as `fill_rows` makes it.
-        start, stop: the columns to look at.
+        start, stop: the range of columns to score.
     Returns:
         float64[stop - start]: the sum over all files of tf * log(files / files with the term).
     Source:
@@ -171,7 +171,7 @@ def top_terms(terms: Sequence[str], scores: Sequence[Any], count: int) -> list[t
         scores: of the slices of terms, in their order.
         count: how many to choose.
     Returns:
-        (term, score), the highest first; fewer when there are fewer terms.
+        (term, score), the highest first; fewer if there are fewer terms.
     """
     joined = [float(score) for part in scores for score in part]
     ranked = sorted(zip(terms, joined, strict=True), key=lambda item: (-item[1], item[0]))

@@ -7,36 +7,37 @@ from typing import Any
 
 import click
 
-_DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
-_CLEAR_HELP = "When no task is connected any more, the next run finds no keys, barriers or errors of the last one."
-# By the name that click gives each.
+_DURABILITY_HELP = "Failures that saved state survives: of processes (default), or of the machine's power (uses fsync)."
+_CLEAR_HELP = "Clear keys, barriers and errors when no task is connected any more, before the next run."
+# By click's names of the options.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "job": {"default": "jax_worker", "show_default": True, "help": "The job's name; JAX always says jax_worker."},
-    "heartbeat_timeout": {"default": 100.0, "show_default": True, "help": "A task silent for longer (s) is dead."},
+    "job": {"default": "jax_worker", "show_default": True, "help": "The job's name; JAX always uses jax_worker."},
+    "heartbeat_timeout": {"default": 100.0, "show_default": True, "help": "Seconds until a silent task is dead."},
     "register_timeout": {
         "default": 3600.0,
         "show_default": True,
-        "help": "The first task waits so long (s) for all.",
+        "help": "Seconds that the first task waits for all others to register.",
     },
     "shutdown_timeout": {
         "default": 300.0,
         "show_default": True,
-        "help": "The first to end waits so long (s); 0: not.",
+        "help": "Seconds that the first task to end waits for the others; 0: it does not wait.",
     },
     "durability": {"type": click.Choice(["process", "power"]), "default": "process", "help": _DURABILITY_HELP},
-    "recoverable": {"is_flag": True, "help": "Tasks may die and come back without the others failing."},
+    "recoverable": {"is_flag": True, "help": "Let tasks die and reconnect without failing the others."},
     "clear_after_shutdown": {"is_flag": True, "help": _CLEAR_HELP},
-    "allow_anonymous": {"is_flag": True, "help": "Serve beyond this machine to clients without certificates."},
+    "allow_anonymous": {"is_flag": True, "help": "Serve clients on other machines without certificates."},
 }
 JOB_OPTIONS = tuple(_OPTIONS)
 
 
 def job_options(prefix: str = "", variables: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of a job.
+    """Add the options of a job to a command.
 
     Args:
-        prefix: goes before what each says for help.
-        variables: whether each can be set by a variable too: --heartbeat-timeout by FASTRT_HEARTBEAT_TIMEOUT.
+        prefix: text before the help of each option.
+        variables: whether an environment variable can set each option too: FASTRT_HEARTBEAT_TIMEOUT sets
+            --heartbeat-timeout.
     """
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +52,7 @@ def job_options(prefix: str = "", variables: bool = False) -> Callable[[Callable
 
 
 def job_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given for a job, as `CoordinatorOptions` calls it."""
+    """The job's options under the field names of `CoordinatorOptions`."""
     return {
         "num_tasks": given["num_tasks"],
         "job": given["job"],

@@ -1,4 +1,4 @@
-"""`fastrt list`: what there is in the sessions of this machine, and in the clusters that they belong to."""
+"""`fastrt list`: tasks, actors, objects and workers of the sessions on this machine, and of their clusters."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SHOWN = {
     "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site"),
     "workers": ("pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "rss"),
 }
-_WIDTH = 160  # when the output is no terminal
+_WIDTH = 160  # when the output is not a terminal
 
 
 @click.command("list", short_help="List tasks, actors, objects or workers.")
 @click.argument("what", type=click.Choice(list(_SHOWN)))
 @click.option("--state", help="Only rows in this state, such as running; * and ? are wildcards.")
 @click.option("--name", help="Only rows with this name (of a class: for actors); * and ? are wildcards.")
-@click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Only rows that fit; may be repeated.")
+@click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Only matching rows; may be repeated.")
 @click.option("--limit", default=100, show_default=True, help="How many rows at most; 0: all.")
-@click.option("--session", help="Only the session whose name begins so; see fastrt status.")
+@click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
 @click.option("--this-node", is_flag=True, help="Do not ask the other nodes of a cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with all columns.")
 def list_(
@@ -41,11 +41,11 @@ def list_(
 ) -> None:  # fmt: skip
     """List the unfinished tasks, the actors, the objects or the processes of the sessions on this machine.
 
-    Where a session is a node of a cluster, the other nodes are asked, too; each answers by a worker that comes free
-    within five seconds, or is left out with a word on standard error.
+    If a session is a node of a cluster, the other nodes are asked too. A node needs a free worker to answer; one that
+    has none within five seconds is left out, with a message on standard error.
     \f
     Raises:
-        click.ClickException: no session runs here, or a filter names no column.
+        click.ClickException: no session runs here, or a filter names an unknown column.
     """
     wanted: dict[str, Any] = {}
     for text in filters:
@@ -63,7 +63,7 @@ def list_(
         check_filters(what, wanted)
     except ValueError as exc:
         raise click.ClickException(str(exc)) from None
-    heads: set[str] = set()  # of clusters that have been asked: one node speaks for all
+    heads: set[str] = set()  # heads of the clusters that were asked; one node answers for its whole cluster
     found = look_at(session, lambda path: _rows(path, what, wanted, limit, None if this_node else heads))
     rows: list[dict[str, Any]] = []
     for path, more in found.items():
@@ -78,7 +78,7 @@ def list_(
 def _rows(
     path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The rows of a session; of its whole cluster, unless that is among `heads` already or `heads` is None."""
+    """The rows of a session's cluster, once per cluster (`heads`); of the session alone if `heads` is None."""
     from fastrt.observe import listing
     from fastrt.runtime.nodefile import nodes_here
     from fastrt.runtime.state_api import select
@@ -98,7 +98,7 @@ def _rows(
 
 
 def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-    """As a driver of the node: only drivers can run tasks, which is how other nodes are asked."""
+    """Collect the rows of all nodes as a driver: other nodes are asked by tasks, which only drivers can submit."""
     from fastrt.runtime.driver import init, shutdown
     from fastrt.runtime.state_api import rows_of
 

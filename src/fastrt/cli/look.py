@@ -1,4 +1,4 @@
-"""Shared by the commands that look into sessions: which sessions are meant, and joining one as a tool."""
+"""Helpers of the commands that inspect sessions: choose the sessions, and join one as a tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def runtime_folder() -> Path:
-    """Return the folder of this user's sessions, which may not be there yet.
+    """Return the folder of this user's sessions, which may not exist yet.
 
     Raises:
         click.ClickException: another user could change it.
@@ -26,7 +26,7 @@ def runtime_folder() -> Path:
     from fastrt.config import RUNTIME_FOLDER, Config
     from fastrt.folders import UnsafeFolderError, has_private_folder
 
-    # Sizes are given so that a machine with no room for another store can still be looked at.
+    # Sizes are given, so that the command also works on a machine without room for another store.
     folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
     try:
         has_private_folder(folder, RUNTIME_FOLDER)
@@ -39,11 +39,11 @@ def sockets(session: str | None) -> list[Path]:
     """Find the daemons' sockets of this user's sessions on this machine, and name dead sessions on standard error.
 
     Args:
-        session: how the session's name must begin; None: any.
+        session: prefix of the session's name; None: any.
     Returns:
         At least one; a daemon listens at each.
     Raises:
-        click.ClickException: there is none, or another user could have made it.
+        click.ClickException: there is none, or another user could have created it.
     """
     from fastrt.store.join import answers
 
@@ -60,18 +60,18 @@ def sockets(session: str | None) -> list[Path]:
 
 
 def leave_out(socket_path: Path, why: str) -> None:
-    """Say on standard error why a session is not shown."""
+    """Print on standard error why a session is not shown."""
     click.echo(f"fastrt: session {socket_path.parent.name[:8]} is left out: {why}", err=True)
 
 
 def look_at(session: str | None, look: Callable[[Path], _T]) -> dict[Path, _T]:
-    """Look at each session, and name those that cannot be looked at on standard error.
+    """Call `look` for each session, and name the sessions that it fails for on standard error.
 
     Args:
         session: as for `sockets`.
-        look: gets the path of the daemon's socket; a `FastrtError` leaves the session out.
+        look: called with the path of the daemon's socket; if it raises a `FastrtError`, the session is left out.
     Returns:
-        What it returned, by path; at least one.
+        The results of `look`, by path; at least one.
     Raises:
         click.ClickException: there is no session, or all are left out.
     """
@@ -90,7 +90,7 @@ def look_at(session: str | None, look: Callable[[Path], _T]) -> dict[Path, _T]:
 
 @contextmanager
 def joined(socket_path: Path, command: str) -> Iterator[Store]:
-    """Join a session as a tool for the length of a `with` statement.
+    """Join a session as a tool during a `with` statement.
 
     Args:
         socket_path: of its node daemon.
@@ -115,7 +115,7 @@ def joined(socket_path: Path, command: str) -> Iterator[Store]:
 
 
 def bytes_in_words(nbytes: int) -> str:
-    """For a table: "1.5 MiB"."""
+    """Write a number of bytes for a table: "1.5 MiB"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:,.1f} {name}"

@@ -1,7 +1,7 @@
 """`fastrt`: the command group.
 
 Subcommands are imported when they are called, not when they are listed, so that `fastrt --help` and shell completion
-stay quick: the coordinator alone brings gRPC.
+stay quick: the coordinator, for example, imports gRPC.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _COMMANDS = {
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
     "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
-    "memory": ("fastrt.cli.memory:memory", "Show who holds the store's memory, by the lines that made it."),
+    "memory": ("fastrt.cli.memory:memory", "Show the store's memory by process and by line of code."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
     "token": ("fastrt.cli.token:token", "Show a cluster's token, or issue certificates."),
-    "timeline": ("fastrt.cli.timeline:timeline", "Write what happened when, for https://ui.perfetto.dev."),
+    "timeline": ("fastrt.cli.timeline:timeline", "Write a session's timeline for https://ui.perfetto.dev."),
     "stop": ("fastrt.cli.stop:stop", "End this user's nodes on this machine."),
 }
 
@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         return sorted({*super().list_commands(ctx), *_COMMANDS})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, importing it if need be; None when there is none of that name."""
+        """Import and return a subcommand; None if there is none of that name."""
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")

@@ -1,4 +1,4 @@
-"""`fastrt memory`: where the store's memory is."""
+"""`fastrt memory`: the use of the store's memory, by process and by line of code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fastrt.cli.look import bytes_in_words, joined, look_at
 if TYPE_CHECKING:
     from fastrt.observe.memory import Group, Summary
 
-_WIDTH = 160  # when the output is no terminal
+_WIDTH = 160  # when the output is not a terminal
 
 
-@click.command(short_help="Show who holds the store's memory, by the lines that made it.")
-@click.option("--session", help="Only the session whose name begins so; see fastrt status.")
-@click.option("--growth", "growth_s", type=click.FloatRange(0, 3600), help="Look twice, so many seconds apart.")
+@click.command(short_help="Show the store's memory by process and by line of code.")
+@click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
+@click.option("--growth", "growth_s", type=click.FloatRange(0, 3600), help="Show the growth over so many seconds.")
 @click.option("--limit", default=20, show_default=True, help="How many lines at most; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with every object.")
 def memory(session: str | None, growth_s: float | None, limit: int, as_json: bool) -> None:
-    """Show totals, what each process holds, and the objects in groups by the line of code that made them.
+    """Show totals, the memory that each process holds, and the objects grouped by the line of code that created them.
 
-    The lines are known where FASTRT_RECORD_CALL_SITES=1 was set before the session started (or
-    init(record_call_sites=True) was called): writing them down costs some microseconds for each put and call.
+    Lines are recorded only if FASTRT_RECORD_CALL_SITES=1 was set before the session started, or by
+    init(record_call_sites=True): recording costs some microseconds for each put and call.
     \f
     Raises:
         click.ClickException: no session runs here.

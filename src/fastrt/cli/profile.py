@@ -1,4 +1,4 @@
-"""`fastrt profile transfer`: how fast values move here, and how near that is to what the machine can do."""
+"""`fastrt profile transfer`: the speed of transfers on this machine, compared with the limits of its hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = ("serialize", "copy", "wire", "wait")
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
-    """Bytes, as "4096", "64MiB" or "1GB"."""
+    """A number of bytes, such as "4096", "64MiB" or "1GB"."""
 
     name = "size"
 
@@ -31,7 +31,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 
 
 class _NewFile(click.Path):
-    """A file to be written after minutes of measuring: that it can be is seen before."""
+    """A file that is written after minutes of measuring; this checks beforehand that it can be created."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -51,10 +51,10 @@ def profile() -> None:
 
 @profile.command(short_help="Measure put, get and transfer between nodes.")
 @click.option("--size", type=_Size(), default="1GiB", show_default=True, help="The largest value; from 1 KiB on.")
-@click.option("--chunk", type=_Size(), default="1MiB", show_default=True, help="Of a message of gRPC's StreamObj.")
+@click.option("--chunk", type=_Size(), default="1MiB", show_default=True, help="Size of a message of gRPC's StreamObj.")
 @click.option("--plane", type=click.Choice(["grpc", "native", "both"]), default="both", show_default=True)
 @click.option("--address", help="HOST:PORT of a node's object store (`store:`); default: a second process here.")
-@click.option("--insecure", is_flag=True, help="Let values go to another machine in the clear.")
+@click.option("--insecure", is_flag=True, help="Allow unencrypted transfers to another machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
 @click.option("--plot", type=_file, help="Draw rates, times, CPU and their parts: a .html or .png file.")
 @click.option("--trace", type=_file, help="Write every operation as a trace file.")
@@ -66,13 +66,14 @@ def transfer(
 
     memcpy and plain TCP between warm buffers are measured in the same run, in turns with the others: "of limit" is
     the share of their rate. CPU is seconds of processor time for each GB, here and in the process at the other end.
-    "first" is the first operation, on memory that nobody has touched before. With --address, the token of that node's
+    "first" is the first operation, on memory that was never touched before. With --address, the token of that node's
     session is read from the file that FASTRT_TOKEN_FILE names.
 
     A trace file opens in https://ui.perfetto.dev.
     \f
     Raises:
-        click.ClickException: an option is out of range, or something that is needed is missing or unreachable.
+        click.ClickException: an option is out of range, or a needed package is missing, or the other node is
+            unreachable.
     """
     import grpc
 

@@ -1,4 +1,4 @@
-"""`fastrt ps`: the scheduler of a parameter-server cluster, and a look at a live one."""
+"""`fastrt ps`: serve the scheduler of a parameter-server cluster, and inspect a live one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from fastrt.net.grpc.trust import Trust, trust_of
 
 _DEFAULT_ADDRESS = "127.0.0.1:6667"
 _ASK_S = 10.0
-# How long members have to see in a heartbeat's response that all have finished: two of upstream's.
+# Time for members to see in the response to a heartbeat that all have finished: two of upstream's heartbeats.
 _LINGER_S = 6.0
-_DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
+_DURABILITY_HELP = "Failures that saved state survives: of processes (default), or of the machine's power (uses fsync)."
 _path = click.Path(dir_okay=False, path_type=Path)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _token_file = click.option(
     "--token-file",
     type=_path,
     envvar="FASTRT_TOKEN_FILE",
-    help="The cluster's secret, which all its processes prove; the scheduler makes it when it is missing.",
+    help="File with the cluster's secret, which every process must have; the scheduler creates it if it is missing.",
 )
 
 
@@ -46,34 +46,34 @@ def ps() -> None:
 
 @ps.command()
 @click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT for members' frames.")
-@click.option("--num-workers", type=click.IntRange(min=0), required=True, help="How many workers the cluster has.")
-@click.option("--num-servers", type=click.IntRange(min=0), required=True, help="How many servers.")
+@click.option("--num-workers", type=click.IntRange(min=0), required=True, help="Number of workers in the cluster.")
+@click.option("--num-servers", type=click.IntRange(min=0), required=True, help="Number of servers.")
 @click.option("--grpc-address", help="HOST:PORT to serve the same messages over gRPC.")
 @click.option("--http-address", help="HOST:PORT to manage the cluster over HTTP.")
 @_token_file
-@click.option("--heartbeat-timeout", default=30.0, show_default=True, help="A member silent for longer (s) is lost.")
-@click.option("--available-timeout", default=300.0, show_default=True, help="Wait so long (s) for who is not there.")
-@click.option("--scale-timeout", default=300.0, show_default=True, help="A scaling that takes longer (s) is undone.")
-@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where members are kept.")
-@click.option("--accept-loss", is_flag=True, help="Go on with what can be saved of a damaged state directory.")
+@click.option("--heartbeat-timeout", default=30.0, show_default=True, help="Seconds until a silent member is lost.")
+@click.option("--available-timeout", default=300.0, show_default=True, help="Seconds to wait for missing members.")
+@click.option("--scale-timeout", default=300.0, show_default=True, help="Seconds until a scaling is undone.")
+@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for the members.")
+@click.option("--accept-loss", is_flag=True, help="Recover the readable part of a damaged state directory.")
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: the certificate chain for gRPC.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
-@click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
+@click.option("--tls-ca", type=_file, help="PEM file: the CA of clients' certificates, which become required.")
 @click.option(
     "--allow-anonymous",
     is_flag=True,
-    help="Serve members of other implementations, in the clear: every process that reaches the address can join.",
+    help="Serve members of other implementations, unencrypted: every process that reaches the address can join.",
 )
 def scheduler(**given: Any) -> None:
     """Serve a cluster's scheduler until all its members have finished, SIGTERM, or Ctrl-C.
 
-    Members are fastrt's (`fastrt.ps.cluster.ClusterMember`), which have the token. With --allow-anonymous they are
-    processes that speak MindSpore's ps/core protocol, which has no authentication.
+    Members are processes with fastrt's `fastrt.ps.cluster.ClusterMember` and the token. With --allow-anonymous they are
+    processes that use MindSpore's ps/core protocol, which has no authentication.
 
     \f
     Raises:
-        click.ClickException: the options make no sense, an address or the state directory cannot be used.
+        click.ClickException: the options are inconsistent, or an address or the state directory cannot be used.
     """
     try:
         _serve(_options(given))
@@ -83,10 +83,10 @@ def scheduler(**given: Any) -> None:
 
 @ps.command()
 @click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the scheduler's frames.")
-@click.option("--http-address", help="HOST:PORT of its HTTP, for the cluster's state too.")
+@click.option("--http-address", help="HOST:PORT of its HTTP server, to show the cluster's state too.")
 @_token_file
 def status(address: str, http_address: str | None, token_file: Path | None) -> None:
-    """Show the members of a live cluster, and whether they are there.
+    """Show the members of a live cluster, and whether they are alive.
 
     \f
     Raises:
@@ -111,14 +111,14 @@ def status(address: str, http_address: str | None, token_file: Path | None) -> N
 @click.argument("method", type=click.Choice(["GET", "POST"]))
 @click.argument("path")
 @click.argument("body", default="")
-@click.option("--http-address", required=True, help="HOST:PORT of the scheduler's HTTP.")
+@click.option("--http-address", required=True, help="HOST:PORT of the scheduler's HTTP server.")
 @_token_file
 def request(method: str, path: str, body: str, http_address: str, token_file: Path | None) -> None:
-    """Make a request of a scheduler's HTTP, such as POST /scaleout '{"worker_num": 0, "server_num": 1}'.
+    """Send a request to a scheduler's HTTP server, such as POST /scaleout '{"worker_num": 0, "server_num": 1}'.
 
     \f
     Raises:
-        click.ClickException: the scheduler does not answer, or refuses.
+        click.ClickException: the scheduler does not answer, or rejects the request.
     """
     try:
         status, answer = http.request(http_address, _trust(token_file), method, path, body.encode() or None)
@@ -134,7 +134,7 @@ def _options(given: dict[str, Any]) -> ClusterOptions:
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["token_file"] is None and not given["allow_anonymous"]:
         raise click.UsageError(
-            "name a --token-file, which is made when it is missing; or say --allow-anonymous for members of other "
+            "give --token-file, which is created if it is missing, or --allow-anonymous for members of other "
             "implementations."
         )
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
@@ -160,7 +160,7 @@ def _options(given: dict[str, Any]) -> ClusterOptions:
 
 
 def _token(path: Path) -> str:
-    """The token of a file; a new one when there is no file."""
+    """Read the token from a file; create the file with a new token if there is none."""
     try:
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
@@ -171,10 +171,10 @@ def _token(path: Path) -> str:
 
 
 def _serve(options: ClusterOptions) -> None:
-    """Serve until a signal says stop, or the cluster has finished and its members have had time to see it.
+    """Serve until SIGTERM or SIGINT, or until the cluster has finished and its members have had time to see it.
 
     Raises:
-        FastrtError: the options make no sense, or the state directory cannot be used.
+        FastrtError: the options are inconsistent, or the state directory cannot be used.
         OSError: an address cannot be bound.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")

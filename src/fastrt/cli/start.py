@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
 _LOG = "node.log"
-_DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
+_DETACHED = "FASTRT_DETACHED_FD"  # descriptor to which a detached child writes that it is up
 _port = click.IntRange(0, 65535)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that a variable can set too: --token-file is FASTRT_TOKEN_FILE."""
+    """An option that an environment variable can set too: FASTRT_TOKEN_FILE sets --token-file."""
     return click.option(name, envvar=f"FASTRT_{name[2:].replace('-', '_').upper()}", **about)
 
 
 @click.command(short_help="Run a node of a cluster.")
-@_option("--head", is_flag=True, help="This node is the head: the others are told its address.")
+@_option("--head", is_flag=True, help="Run the head of a cluster, whose address the other nodes get.")
 @_option("--address", help="HOST:PORT of the head to join.")
-@_option("--host", default="127.0.0.1", show_default=True, help="Where this node serves others.")
-@_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
+@_option("--host", default="127.0.0.1", show_default=True, help="Host or IP at which other nodes reach it.")
+@_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="The head's port; 0 chooses a free one.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
-@_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
-@_option("--resources", help='What else tasks may ask for, as JSON: {"gpu": 1}.')
+@_option("--num-workers", type=int, help="Default: the CPUs; 0 forwards all tasks to other nodes.")
+@_option("--resources", help='Other resources that tasks may request, as JSON: {"gpu": 1}.')
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
 @_option("--token", help="The token itself. Other users may see it: prefer --token-file or FASTRT_TOKEN.")
-@_option("--token-file", type=_file, help="A file with the cluster's token; without both, the head makes one.")
+@_option("--token-file", type=_file, help="A file with the cluster's token; default: the head creates one.")
 @_option("--tls-cert", type=_file, help="PEM file for programs in other languages: the services' certificate chain.")
 @_option("--tls-key", type=_file, help="PEM file: its private key.")
-@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of those programs.")
-@_option("--insecure", is_flag=True, help="Let large values go between nodes in the clear, after mutual proof.")
-@_option("--scheduler-port", type=_port, help="On the head: serve a scheduler for programs in any language there.")
-@_option("--scheduler", help="Elsewhere: HOST:PORT of the head's scheduler, for programs in any language.")
+@_option("--tls-ca", type=_file, help="PEM file: the CA of the certificates of those programs.")
+@_option("--insecure", is_flag=True, help="Send large values between nodes unencrypted, after authentication.")
+@_option("--scheduler-port", type=_port, help="On the head: the port of a scheduler for programs in any language.")
+@_option("--scheduler", help="On other nodes: HOST:PORT of the head's scheduler, for programs in any language.")
 @_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
-@_option("--coordinator-port", type=_port, help="On the head: serve a coordinator for JAX there (needs --num-tasks).")
-@_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
+@_option("--coordinator-port", type=_port, help="On the head: the port of a coordinator for JAX (needs --num-tasks).")
+@_option("--num-tasks", type=click.IntRange(min=1), help="Number of tasks of the coordinator's job.")
 @job_options("Coordinator: ", variables=True)
-@_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
-@_option("--accept-loss", is_flag=True, help="Both go on with what can be saved of a damaged state directory.")
+@_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for the state of both.")
+@_option("--accept-loss", is_flag=True, help="Recover the readable part of a damaged state directory.")
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
 def start(context: click.Context, /, **given: Any) -> None:
@@ -65,7 +65,7 @@ def start(context: click.Context, /, **given: Any) -> None:
 
     \f
     Raises:
-        click.ClickException: the options make no sense, or the node cannot start.
+        click.ClickException: the options are inconsistent, or the node cannot start.
     """
     from fastrt.errors import ConfigError, FastrtError
 
@@ -85,7 +85,7 @@ def start(context: click.Context, /, **given: Any) -> None:
 
 
 def _check(context: click.Context, given: dict[str, Any]) -> None:
-    """Refuse options that do not go together."""
+    """Reject options that cannot be combined."""
     from fastrt.net.address import is_address
 
     if given["token"] and given["token_file"] is not None:
@@ -98,7 +98,7 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["tls_ca"] is not None and given["tls_cert"] is None:
-        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a service shows a certificate of its own.")
+        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key, the service's certificate.")
     served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
     if served and not given["head"]:
         raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
@@ -113,11 +113,11 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"--{name.replace('_', '-')} is for the coordinator: give --coordinator-port.")
     elif given["durability"] == "power" and given["state_dir"] is None:
-        raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
+        raise click.UsageError("--durability power needs a directory for the state: give --state-dir.")
 
 
 def _options(given: dict[str, Any]) -> NodeOptions:
-    """What was given, checked, before any process is started."""
+    """Check the options before any process is started."""
     from fastrt.config import Config
     from fastrt.net.grpc.auth import TlsFiles
     from fastrt.runtime.node_service import NodeOptions
@@ -131,7 +131,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         from fastrt.net.grpc.identity import Identity
 
         Identity.from_token(given["token"])
-        os.environ.pop("FASTRT_TOKEN", None)  # of what this process starts, tasks too, nothing needs it
+        os.environ.pop("FASTRT_TOKEN", None)  # no process that this one starts needs it, and tasks must not see it
     scheduler = given["scheduler"]
     if given["scheduler_port"] is not None:
         scheduler = f"{given['host']}:{given['scheduler_port']}"
@@ -176,7 +176,7 @@ def _run(options: NodeOptions) -> None:
 
 
 def _hide_token(token: str) -> None:
-    """Start this very command again with the token in its environment: every user can read a command line."""
+    """Restart this command with the token in its environment, because every user can read a command line."""
     words: list[str] = []
     given = iter(sys.orig_argv[1:])
     for word in given:
@@ -188,7 +188,7 @@ def _hide_token(token: str) -> None:
 
 
 def _detach(token: str | None) -> None:
-    """Start this very command again without a terminal, and wait until it says that it is up."""
+    """Start this command again without a terminal, and wait until that process reports that it is up."""
     from fastrt.config import RUNTIME_FOLDER
     from fastrt.errors import FastrtError
     from fastrt.folders import open_private, private_folder

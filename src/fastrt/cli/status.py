@@ -1,4 +1,4 @@
-"""`fastrt status`: this user's sessions on this machine, seen from inside."""
+"""`fastrt status`: this user's sessions on this machine, read from their shared tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def look(socket_path: Path) -> dict[str, Any]:
     Returns:
         session, socket, and either error, or processes (the client table), the counts of
         `fastrt._core.repair.fsck.usage` (objects, tasks, queued, bytes_used, bytes_committed, bytes_max), and those of
-        `fastrt._core.objects.spill.totals` with spill_dir and spill_error, what went wrong in the last round.
+        `fastrt._core.objects.spill.totals` with spill_dir and spill_error, the error of the last round.
     """
     from fastrt._core.memory.clients import table
     from fastrt._core.objects import spill
@@ -72,7 +72,7 @@ def look(socket_path: Path) -> dict[str, Any]:
             ]
             spilled = {"spill_dir": spill.directory(client), "spill_error": spill.last_round(client)[1]}
             return {**found, "processes": processes, **fsck.usage(client), **spill.totals(client), **spilled}
-    except FastrtError as exc:  # also when the session ended while we looked
+    except FastrtError as exc:  # also raised when the session ends meanwhile
         return {**found, "error": str(exc)}
 
 

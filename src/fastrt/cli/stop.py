@@ -1,4 +1,4 @@
-"""`fastrt stop`: ends nodes of clusters that `fastrt start` runs on this machine."""
+"""`fastrt stop`: end cluster nodes that `fastrt start` runs on this machine."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 _END_S = 15.0
 _STEP_S = 0.05
-_SESSION_MIN = 4  # characters of a session's name: fewer may fit by chance
+_SESSION_MIN = 4  # characters of a session's name; fewer could match by chance
 
 
 @click.command(short_help="End this user's nodes on this machine.")
 @click.argument("which", required=False, metavar="[ADDRESS|NAME]")
-@click.option("--all", "every", is_flag=True, help="End the nodes of all clusters, without a question.")
+@click.option("--all", "every", is_flag=True, help="End the nodes of all clusters without asking.")
 def stop(which: str | None, every: bool) -> None:
     """End this user's nodes on this machine that `fastrt start` runs.
 
-    ADDRESS is that of a cluster's head, and ends all nodes of the cluster that run here. NAME is that of a node, or how
-    the name of its session begins (see fastrt status), and ends one node. Without either, the nodes of the only cluster
-    end; where nodes of several clusters run, the command asks, or without a terminal ends none.
+    ADDRESS is the address of a cluster's head: all nodes of the cluster on this machine end. NAME is the name of a
+    node, or the beginning of its session's name (see fastrt status): this node ends. Without either, the nodes of the
+    only cluster end; if nodes of several clusters run, the command asks, or, without a terminal, ends none.
 
     \f
     Raises:
-        click.ClickException: it is not clear which nodes are meant, or one does not end in time.
+        click.ClickException: the choice of nodes is ambiguous, or one does not end in time.
     """
     from fastrt.runtime.nodefile import nodes_here
 
     if which is not None and every:
-        raise click.UsageError("Give either --all, or the address or name of what is to end.")
+        raise click.UsageError("Give either --all, or the address of a cluster or the name of a node.")
     nodes = nodes_here(runtime_folder())
     if which is not None:
         nodes = _named(nodes, which)
@@ -46,7 +46,7 @@ def stop(which: str | None, every: bool) -> None:
 
 
 def _named(nodes: list[NodeFile], which: str) -> list[NodeFile]:
-    """Choose the nodes that an address or a name means."""
+    """Choose the nodes that match an address or a name."""
     for found in (
         [node for node in nodes if node.head == which],
         [node for node in nodes if which in (node.name, node.address)],
@@ -59,7 +59,7 @@ def _named(nodes: list[NodeFile], which: str) -> list[NodeFile]:
 
 
 def _ask(nodes: list[NodeFile], which: str | None) -> None:
-    """Have a person say whether nodes of several clusters are to end."""
+    """Ask the user whether to end nodes of several clusters."""
     what = "Nodes" if which is None else f"Nodes named {which!r}"
     click.echo(f"{what} of several clusters run here:\n{_listed(nodes)}", err=True)
     if not sys.stdin.isatty():

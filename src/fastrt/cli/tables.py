@@ -1,4 +1,4 @@
-"""The console that commands print their tables to."""
+"""The console on which commands print their tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Wider than any table: in a pipe or a file nothing is wrapped or cut.
+# Wider than any table, so that output to a pipe or a file is neither wrapped nor cut.
 _PIPED_WIDTH = 10_000
 
 

@@ -1,4 +1,4 @@
-"""`fastrt timeline`: what the processes of a session did when, as a file that Perfetto opens."""
+"""`fastrt timeline`: the timeline of a session's processes, as a file that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import click
 from fastrt.cli.look import joined, sockets
 
 
-@click.command(short_help="Write what happened when, for https://ui.perfetto.dev.")
+@click.command(short_help="Write a session's timeline for https://ui.perfetto.dev.")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), help="Record for so long from now on.")
-@click.option("--session", help="Only the session whose name begins so; see fastrt status.")
+@click.option("--session", help="The session whose name begins with this; see fastrt status.")
 def timeline(out: Path, seconds: float | None, session: str | None) -> None:
     """Write the timeline of a session to OUT, a JSON file in Chrome's trace format.
 
-    Without --seconds, the last 16,384 records of each process of a session that was started with FASTRT_TRACE=1 (or
-    init(trace=True)). With it, any session is recorded for that time.
+    Without --seconds, it holds the last 16,384 records of each process; the session must have been started with
+    FASTRT_TRACE=1 or init(trace=True). With --seconds, any session is recorded for that time.
     \f
     Raises:
         click.ClickException: no session runs here, more than one does, or it does not record.
@@ -29,7 +29,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
     found = sockets(session)
     if len(found) > 1:
         names = ", ".join(path.parent.name[:8] for path in found)
-        raise click.ClickException(f"several sessions run here ({names}): say which by --session")
+        raise click.ClickException(f"several sessions run here ({names}): choose one by --session")
     with joined(found[0], "fastrt timeline") as store:
         if seconds is not None:
             recording = drawn.record(store, seconds)
@@ -38,7 +38,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
             recording.read()
         else:
             raise click.ClickException(
-                "this session does not record: start it with FASTRT_TRACE=1, or say --seconds to record from now on"
+                "this session does not record: start it with FASTRT_TRACE=1, or give --seconds to record from now on"
             )
         events = recording.events()
         try:

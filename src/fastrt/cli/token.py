@@ -1,4 +1,4 @@
-"""`fastrt token`: show a cluster's token, make one, or issue certificates for programs in other languages."""
+"""`fastrt token`: show or create a cluster's token, or issue certificates for programs in other languages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import click
 @click.command(short_help="Show a cluster's token, or issue certificates.")
 @click.option("--address", default="auto", show_default=True, help="HOST:PORT of the head; a node must run here.")
 @click.option("--token-file", envvar="FASTRT_TOKEN_FILE", help="Read the token from this file instead.")
-@click.option("--new", is_flag=True, help="Make the token of a new cluster.")
+@click.option("--new", is_flag=True, help="Create the token of a new cluster.")
 @click.option("--pem", type=click.Path(path_type=Path), help="Write ca.pem, cert.pem and key.pem to this new folder.")
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="Validity of cert.pem.")
 @click.option("--bearer", is_flag=True, help="Show the bearer token of services that run with --tls-cert.")
 def token(address: str, token_file: str | None, new: bool, pem: Path | None, days: int, bearer: bool) -> None:
-    """Show the token of the cluster that a node of this user's on this machine belongs to.
+    """Show the token of the cluster to which this user's node on this machine belongs.
 
-    The token is the cluster's secret: a program that has it may join as a node. Programs in other languages get
+    The token is the cluster's secret: a program that has it may join as a node. Programs in other languages use
     certificates (--pem) instead, with which they can call the scheduler, workers and object stores.
 
     \f

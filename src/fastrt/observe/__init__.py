@@ -1,1 +1,1 @@
-"""What shows a running system to people: it reads and measures, and decides nothing."""
+"""Tools that show a running system to people: they read and measure, and decide nothing."""

@@ -1,7 +1,7 @@
-"""A profile as a picture: a page of its own that any browser shows, or a PNG by matplotlib.
+"""Draw a profile: as a self-contained page that any browser shows, or as a PNG by matplotlib.
 
 Both have the same charts over the size of the value: rate, time per object and CPU, each with a line for each path;
-and where the time of an operation goes, a bar for each path and size.
+and the split of an operation's time into its parts, with a bar for each path and size.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class _Chart:
     """One quantity over the size of the value.
 
     Attributes:
-        title: its name and unit, for people.
-        unit: as tooltips write it.
-        value: of a row; None or 0: the row has none.
+        title: the quantity's name and unit, for people.
+        unit: the unit in tooltips.
+        value: returns the value of a row; None or 0: the row has none.
     """
 
     title: str
@@ -52,25 +52,25 @@ _Lines = dict[str, list[tuple[int, float]]]  # points of each path
 
 
 def check(path: Path) -> None:
-    """Refuse at once what could not be drawn after minutes of measuring.
+    """Check before minutes of measuring that a plot can be drawn.
 
     Raises:
-        FastrtError: the name ends with something else than .html or .png, or matplotlib is missing.
+        FastrtError: the name does not end with .html or .png, or matplotlib is missing.
     """
     if path.suffix not in (".html", ".png"):
-        raise FastrtError(f"{path}: a plot's name ends with .html or .png")
+        raise FastrtError(f"{path}: a plot's name must end with .html or .png")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise FastrtError("matplotlib draws PNG files; pip install 'fastrt[plot]', or give a name with .html")
+        raise FastrtError("PNG files need matplotlib: pip install 'fastrt[plot]', or give a name with .html")
 
 
 def write(profile: Profile, path: Path) -> None:
     """Draw rate, time, CPU and the parts of an operation over the size of the value.
 
     Args:
-        profile: what was measured.
+        profile: the measurements.
         path: of the file to write; its name ends with .html or .png.
     Raises:
-        FastrtError: the name ends with something else, or matplotlib is missing.
+        FastrtError: the name ends otherwise, or matplotlib is missing.
     """
     check(path)
     if path.suffix == ".html":
@@ -90,7 +90,7 @@ def _lines(profile: Profile, chart: _Chart) -> _Lines:
 
 
 def _split(profile: Profile) -> list[tuple[Row, dict[str, float]]]:
-    """Each row whose parts are known, and the share of each part, by size and path."""
+    """The rows with known parts, each with the share of each part, ordered by size and path."""
     found = []
     for row in sorted(profile.rows, key=lambda row: (row.nbytes, [*LIMITS].index(row.path))):
         whole = sum(row.parts.values())
@@ -217,7 +217,7 @@ def _plot(axes: Any, chart: _Chart, lines: _Lines) -> None:
     axes.set_xlabel("size of the value")
     axes.set_ylabel(chart.title)
     axes.grid(True, alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # beside: it would cover points
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside, where it covers no points
 
 
 def _plot_bars(axes: Any, split: list[tuple[Row, dict[str, float]]]) -> None:

@@ -1,8 +1,8 @@
-"""Events of Chrome's trace format, written so that Perfetto reads from them what was meant.
+"""Events of Chrome's trace format, written so that Perfetto reads the exact times.
 
-The format's times are microseconds, and decimal; Perfetto multiplies by 1,000 and cuts off. Whoever does that with
-4.35 has 4,349 ns: a slice that ends where the one around it does seems to stick out of it, and Perfetto drops it and
-calls the file faulty. So times are counted in nanoseconds, and become microseconds in `micros` only.
+The format's times are decimal microseconds. Perfetto multiplies them by 1,000 and truncates, which turns 4.35 into
+4,349 ns: a slice that ends together with the slice around it then seems to end after it, and Perfetto drops it and
+reports a faulty file. So times are counted in nanoseconds, and only `micros` converts them to microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 def micros(nanoseconds: int) -> float:
-    """A time as the format has it, from which the same nanoseconds are read again.
+    """Convert a time to the format's microseconds, from which Perfetto reads the same nanoseconds.
 
     Source:
         `CoerceToTs` in Perfetto's `json_utils.cc`.

@@ -1,8 +1,8 @@
-"""What there is on one node, as rows for people and programs: tasks, actors, objects, workers.
+"""The tasks, actors, objects and workers of one node, as rows for people and programs.
 
-Rows are read from the shared tables by any process that has joined the session; nobody is asked, and nobody waits.
-Tasks are those that have not ended: a record that has ended is another's a microsecond later. What has happened
-before stands in the timeline.
+Any process that has joined the session reads the rows from the shared tables; it asks no other process, and none waits.
+Only unfinished tasks are listed: the record of an ended task is reused within a microsecond. Past events are in the
+timeline.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = {0: "None", 1: "bool", 2: "bool", 3: "int", 4: "float", 5: "str", 6: "b
 
 
 class Names:
-    """What functions, classes and methods of a session are called."""
+    """The names of a session's functions, classes and methods."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,12 +43,12 @@ class Names:
         self.refresh()
 
     def refresh(self) -> None:
-        """Learn the names of what was shipped since."""
+        """Read the names of functions and classes that were shipped since the last call."""
         for objref, index, name in inspect.functions(self._store.client):
             self.by_objref[objref] = self.by_index[index] = name
 
     def of_task(self, row: Row) -> str:
-        """The name of a row of `look.tasks`."""
+        """The name of a task, given as a row of `inspect.tasks`."""
         objref, number = row["function"]
         if row["actor"] is None:
             return self.by_objref.get(objref, "?" if objref else "a promise")
@@ -62,7 +62,7 @@ class Names:
             return "?"
 
     def method(self, actor: int, number: int) -> str:
-        """The name of a method; its number where the actor's plan cannot be read any more."""
+        """The name of a method; its number if the actor's plan cannot be read any more."""
         if actor not in self._methods:
             self._methods[actor] = self._methods_of(actor)
         names = self._methods[actor]
@@ -73,7 +73,7 @@ class Names:
         try:
             ref = handles.acquire(client, *core_actors.info(client, actor)["object"])
             return tuple(str(which.name) for which in self._store.load(ref).methods)
-        except Exception:  # it is gone, or holds what this process cannot import
+        except Exception:  # the plan is gone, or needs a module that this process cannot import
             return ()
 
 
@@ -84,8 +84,8 @@ def tasks(store: Store) -> list[Row]:
         store: any process's attachment.
     Returns:
         Rows with task_id, name, state ("waiting", "ready", "claimed", "running", "blocked", "ending"), pid (of the
-        process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (what it is not ready
-        for: the id of an object, "resources", or None), results (ids), cancelled, priority.
+        process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (the cause of the wait:
+        the id of an object, "resources", or None), results (ids), cancelled, priority.
     """
     names, pids = Names(store), {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
     return [
@@ -102,7 +102,7 @@ def tasks(store: Store) -> list[Row]:
 
 
 def actors(store: Store) -> list[Row]:
-    """Actors, dead ones too as long as somebody has a handle.
+    """Actors, including dead ones that still have a handle.
 
     Args:
         store: any process's attachment.
@@ -119,7 +119,7 @@ def actors(store: Store) -> list[Row]:
     for index in inspect.actors(store.client):
         info = core_actors.info(store.client, index)
         if info["bare"]:
-            continue  # what a placement group has reserved
+            continue  # the reservation of a placement group's bundle
         found.append(
             {
                 "actor": index, "class": names.actor(index), "name": namespaces_of_actors.split(info["name"])[1],
@@ -133,15 +133,15 @@ def actors(store: Store) -> list[Row]:
 
 
 def objects(store: Store) -> list[Row]:
-    """Objects: values, results to come, and what fastrt keeps for itself (functions, actors' plans).
+    """Objects: values, pending results, and fastrt's internal objects (functions, actors' plans).
 
     Args:
         store: any process's attachment.
     Returns:
         Rows with object_id, state ("pending", "sealed", "spilled", ...), bytes, type, what ("value", "result",
         "function ..." or "actor"), refs and pins (pids that hold a reference, and a view or a running argument),
-        counted (in how many values and unfinished tasks it is named), error (whether get raises it), site (the line
-        that made it; "" when call sites are not recorded), stored (bytes of memory that its block takes).
+        counted (number of values and unfinished tasks that name it), error (whether get raises it), site (the line
+        that created it; "" if call sites are not recorded), stored (bytes of memory that its block takes).
     """
     names = Names(store)
     pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
@@ -166,14 +166,14 @@ def objects(store: Store) -> list[Row]:
 
 
 def workers(store: Store) -> list[Row]:
-    """Every process that has joined the session, but for this one if it is a tool.
+    """Every process that has joined the session, except this one if it is a tool.
 
     Args:
         store: any process's attachment.
     Returns:
         Rows with pid, kind ("daemon", "driver", "worker", "actor", "tool"), name, state ("idle", "running", "waiting";
-        "" for others than workers and actors), running (the name of its task), tasks_done, bytes_held, cpu_s and rss
-        (its processor time in seconds and its resident memory in bytes; None when it has just ended).
+        "" for other kinds), running (the name of its task), tasks_done, bytes_held, cpu_s and rss (its processor time
+        in seconds and its resident memory in bytes; None if it has just ended).
     """
     import psutil
 

@@ -1,7 +1,7 @@
-"""Where the store's memory is: who holds it, which lines made it, and what looks as if it were forgotten.
+"""The use of the store's memory: the processes that hold it, the lines that created it, and objects that look leaked.
 
 An object lives while a process holds a reference, or a value, a waiting task, an actor or the table of functions names
-it. All of that stands in shared memory; only the line that made it must be asked for (`record_call_sites`).
+it. All of that is in shared memory; only the creating lines are recorded on demand (`record_call_sites`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MANY = 1000  # objects of one line that are alive at once
 
 @dataclass
 class Group:
-    """Objects that one line made, or that are alike.
+    """Objects of one kind that one line created.
 
     Attributes:
-        site: the line; UNKNOWN where it was not recorded.
+        site: the line; UNKNOWN if it was not recorded.
         what: "value", "result", "function" or "actor".
         count, bytes: objects, and the bytes of their values.
         stored: bytes of memory that their blocks take.
-        pinned, spilled: objects that a view or a running argument keeps in place, and that are in files.
-        holders: objects by the pid of who holds a reference or a view.
-        suspect: why it looks forgotten; empty when it does not.
-        grown: how many objects more than at the first look; 0 without one.
+        pinned, spilled: number of objects that a view or a running argument pins, and of those in files.
+        holders: number of objects by the pid of the process that holds a reference or a view.
+        suspect: why the objects look leaked; empty if they do not.
+        grown: number of objects more than in `before`; 0 without it.
     """
 
     site: str
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass
 class Summary:
-    """What `summary` found.
+    """The result of `summary`.
 
     Attributes:
         totals: objects and bytes by state: pending, sealed, spilled; pinned and inline (in the table itself) are
@@ -59,7 +59,7 @@ class Summary:
         processes: rows with pid, kind, name, objects, bytes (that it holds), pinned (bytes that it has in use).
         groups: largest first.
         objects: the rows of `listing.objects`.
-        spill_dir: where spilled values are.
+        spill_dir: the folder of spilled values.
     """
 
     totals: dict[str, int]
@@ -69,7 +69,7 @@ class Summary:
     spill_dir: str
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """All fields as JSON for programs."""
         return {
             "totals": self.totals, "processes": self.processes, "spill_dir": self.spill_dir,
             "groups": [{**asdict(group), "holders": dict(group.holders)} for group in self.groups],
@@ -78,11 +78,11 @@ class Summary:
 
 
 def summary(store: Store, before: Sequence[Row] | None = None) -> Summary:
-    """Look at all objects of a node.
+    """Summarize all objects of a node.
 
     Args:
         store: any process's attachment.
-        before: the objects of an earlier look, to see what has grown since.
+        before: the objects of an earlier call, to show the growth since then.
     """
     client = store.client
     objects = listing.objects(store)
@@ -141,7 +141,7 @@ def _grouped(objects: Sequence[Row]) -> list[Group]:
 
 
 def _suspicion(group: Group) -> str:
-    """Why nobody may want these any more, in a few words. What is said is seen; that it is a leak is a guess."""
+    """Why these objects may be leaked, in a few words. The text states facts; the conclusion is a guess."""
     if group.what in ("function", "actor"):
         return ""
     if group.grown >= _MANY:

@@ -1,11 +1,11 @@
-"""How fast values move: into the store, out of it, within a node and between nodes, beside what the machine can do.
+"""Measure the speed of put, get and transfers within a node and between nodes, compared with the machine's limits.
 
-Everything is measured in turns, round by round, so that a busy moment hits all paths alike, and the medians are
+All paths are measured in turns, round by round, so that a busy moment affects all of them alike, and the medians are
 compared: `put` with a memcpy between warm buffers, transfers with plain TCP between warm buffers. The first round of
-each path is kept apart: it pays for memory that nobody has touched before.
+each path is reported separately: it includes the cost of memory that was never touched before.
 
-The other node is a process of its own on this machine, with an arena of its own; or any store, by its address: then
-only transfers to it are measured, and the limits are this machine's alone.
+The other node is a separate process on this machine, with a separate arena; or any store, given by its address: then
+only transfers to it are measured, and the limits are those of this machine alone.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from fastrt.store.serialize import serialize
 _END_S = 30.0
 _ROUNDS_MIN, _ROUNDS_MAX, _ROW_S = 3, 100, 0.5
 _ROOM_BYTES = 64 << 20
-_TCP_BYTES = 4 << 20  # in one call; what is fastest here
-_BATCH_BYTES = 256 << 10  # small operations are repeated up to so many bytes, or the clock would be what is measured
+_TCP_BYTES = 4 << 20  # in one call; the fastest size here
+_BATCH_BYTES = 256 << 10  # small operations are repeated up to so many bytes, so that the clock's cost does not count
 _SLOW = ("plain TCP", "native", "grpc")  # paths that take long enough by themselves
 _OBJREF = 1
 _MANY_FROM = 1000  # objrefs of the small objects
-_PAGE_BYTES = 16 << 10  # of the arena: what an object's block is rounded up to
-# Each path, and the one whose rate is its limit.
+_PAGE_BYTES = 16 << 10  # of the arena: an object's block is rounded up to a multiple
+# Each path, and the path whose rate is its limit.
 LIMITS = {"memcpy": "", "plain TCP": "", "put": "memcpy", "get": "", "same node": "memcpy", "native": "plain TCP",
           "grpc": "plain TCP"}  # fmt: skip
 
@@ -73,9 +73,9 @@ class Row:
         seconds: of one operation.
         first_s: of the first one, on fresh memory.
         rounds: how many were measured.
-        limit: the rate of the path's limit divided into its own; 0 when there is none.
-        cpu_here, cpu_there: seconds of processor time per GB in this process and in the other; None where unknown.
-        parts: where an operation's time goes, in seconds: serialize, copy, wire, wait.
+        limit: the path's rate divided by the rate of its limit; 0 if it has none.
+        cpu_here, cpu_there: seconds of processor time per GB in this process and in the other; None if unknown.
+        parts: seconds of an operation by part: serialize, copy, wire, wait.
     """
 
     path: str
@@ -90,24 +90,24 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """GB (10^9 bytes) a second."""
+        """GB (10^9 bytes) per second."""
         return self.nbytes / self.seconds / 1e9
 
 
 @dataclass
 class Profile:
-    """What one run has found: rows in order of size, and every single operation as an event for a trace."""
+    """The result of one run: rows in order of size, and every single operation as an event for a trace."""
 
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[str, int, float, float, dict[str, float]]] = field(default_factory=list)  # path, bytes, start, s
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The rows for machines."""
+        """The rows as JSON for programs."""
         return [{**vars(row), "GB_per_s": row.rate} for row in self.rows]
 
 
 def sizes(most: int) -> list[int]:
-    """The sizes to measure: from 1 KiB in steps of 16 times, and `most` itself."""
+    """The sizes to measure: from 1 KiB, each 16 times the one before, and `most` itself."""
     found = []
     nbytes = 1024
     while nbytes < most:
@@ -130,11 +130,11 @@ def transfer(
     Args:
         most: the largest size.
         planes: which of "native" and "grpc" to measure between nodes.
-        address: host:port of another store; None starts one in a process of its own.
+        address: host:port of another store; None starts one in a separate process.
         token: the token of that store's cluster; unused without an address.
-        chunk_bytes: of a message of StreamObj.
-        insecure: with an address beyond this machine: let it go in the clear.
-        progress: called as `progress(path, done=, total=)` with how many of how many sizes are done.
+        chunk_bytes: size of a message of StreamObj.
+        insecure: allow unencrypted transfers to an address on another machine.
+        progress: called as `progress(path, done=, total=)` with the number of finished sizes and of all sizes.
     Returns:
         The rows and events.
     Raises:
@@ -153,7 +153,7 @@ def transfer(
 
 
 def _measure(bench: TwoNodes, nbytes: int, profile: Profile, tell: Callable[[str], None]) -> list[Row]:
-    """All paths at one size, in turns."""
+    """Measure all paths at one size, in turns."""
     bench.prepare(nbytes)
     paths = bench.paths()
     rows = {path: Row(path, nbytes) for path in paths}
@@ -164,7 +164,7 @@ def _measure(bench: TwoNodes, nbytes: int, profile: Profile, tell: Callable[[str
     for turn in range(_ROUNDS_MAX + 1):
         if turn > _ROUNDS_MIN and time.perf_counter() - began > _ROW_S * len(paths):
             break
-        # Each turn begins with another path: what one leaves in the caches is not always the same one's gain.
+        # Each turn begins with another path, so that not always the same path gains from warm caches.
         for path in [*paths][turn % len(paths) :] + [*paths][: turn % len(paths)]:
             tell(path)
             here, there = _cpu_of_this(), bench.cpu_there()
@@ -195,7 +195,7 @@ def _measure(bench: TwoNodes, nbytes: int, profile: Profile, tell: Callable[[str
 
 
 def _repeated(run: Callable[[], dict[str, float]], count: int) -> dict[str, float]:
-    """Run a path some times: means of its seconds and of its parts."""
+    """Run a path `count` times; return the means of its seconds and of its parts."""
     start = time.perf_counter()
     found = [run() for _ in range(count)]
     took = (time.perf_counter() - start) / count
@@ -205,7 +205,7 @@ def _repeated(run: Callable[[], dict[str, float]], count: int) -> dict[str, floa
 
 
 def _split(path: str, seconds: float, user: float, system: float) -> dict[str, float]:
-    """Where the time of an operation went, by this process's clocks: its own code, the kernel's sockets, waiting."""
+    """Split the time of an operation by this process's clocks: user code, the kernel's sockets, waiting."""
     if LIMITS[path] == "plain TCP" or path == "plain TCP":
         return {"copy": user, "wire": system, "wait": max(0.0, seconds - user - system)}
     return {"copy": seconds}
@@ -217,16 +217,16 @@ def _cpu_of_this() -> tuple[float, float]:
 
 
 class TwoNodes:
-    """Both ends, and each path as a function that does it once. A context manager.
+    """Both ends of a measurement, with a function for each path that runs it once. A context manager.
 
     Args:
         most: the largest value.
-        token: the session's.
-        planes: of "native" and "grpc".
-        chunk_bytes: of a message of StreamObj.
+        token: the token of the session.
+        planes: which of "native" and "grpc" to measure.
+        chunk_bytes: size of a message of StreamObj.
         address: of the other store; None starts a process.
-        insecure: whether values may go to another machine in the clear.
-        many: how many small objects the other process has ready for `pull_many`, and their size.
+        insecure: whether values may be sent to another machine unencrypted.
+        many: number and size of the small objects that the other process creates for `pull_many`.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class TwoNodes:
         table = self._server.table
         options = identity.channel_options() if identity is not None else ()
         credentials = identity.channel_credentials() if identity is not None else None
-        # Between two processes of one run the token is this run's alone; a cluster's is never sent.
+        # Between two processes of one run, the token belongs to this run only; the token of a cluster is never sent.
         own = token if identity is None else None
         self._pushers = {
             plane: Pusher(table, own, credentials, native_address, chunk_bytes, options=options)
@@ -295,9 +295,9 @@ class TwoNodes:
         self._target: Any = None
 
     def _name_there(self, channel: Any, most: int) -> int:
-        """The name under which the other store takes the values that are sent to it, until this ends.
+        """Get the name under which the other store accepts values, until this object is closed.
 
-        A store of fastrt's gives one. Any other store takes any name.
+        A fastrt store assigns one. Any other store accepts any name.
         """
         request, reply = message_set("transfer").methods("fastrt.transfer.Transfer")["Measure"]
         call = channel.unary_stream(MEASURE, request.SerializeToString, reply.FromString)(request(nbytes=most))
@@ -310,7 +310,7 @@ class TwoNodes:
         return secrets.randbits(48) << 8
 
     def prepare(self, nbytes: int) -> None:
-        """Make the value of a size."""
+        """Create the value of a size."""
         table = self._server.table
         if self._value is not None:
             table.drop(self._objref)
@@ -329,18 +329,18 @@ class TwoNodes:
         return found
 
     def pull_many(self) -> None:
-        """Bring the small objects here, all asked for at once."""
+        """Fetch the small objects, all in one request."""
         assert self.far is not None
         assert self._server.puller is not None
         self._server.puller.bring(self._many, self.far.native_address).result()
 
     def drop_many(self) -> None:
-        """Let go of the small objects."""
+        """Free the small objects."""
         for objref in self._many:
             self._server.table.drop(objref)
 
     def cpu_there(self) -> float:
-        """Processor time of the other process so far; 0 for somebody else's."""
+        """Processor time of the other process so far; 0 for a store that this run did not start."""
         return self.far.cpu() if self.far is not None else 0.0
 
     def _memcpy(self) -> dict[str, float]:
@@ -371,7 +371,7 @@ class TwoNodes:
         return {"seconds": seconds}
 
     def _same_node(self) -> dict[str, float]:
-        """A put, and a get by another client of the arena, by the name that a task would be given."""
+        """Measure a put, and a get by another client of the arena, with the name that a task would receive."""
         start = time.perf_counter()
         parts = serialize(self._value)
         serialized = time.perf_counter()
@@ -411,7 +411,7 @@ def _check_room(most: int, nodes: int) -> None:
 
 
 def _own_host(address: str) -> str:
-    """The address of this machine on the way to another."""
+    """The address of this machine on the route to another one."""
     try:
         return own_host_toward(address)
     except (OSError, AddressError) as exc:
@@ -422,7 +422,7 @@ def _own_host(address: str) -> str:
 
 
 class _Far:
-    """Another node: a process with an arena of its own, and a socket for plain TCP."""
+    """The other node: a process with a separate arena, and a socket for plain TCP."""
 
     def __init__(self, most: int, token: str, many: tuple[int, int]) -> None:
         pipe = subprocess.PIPE
@@ -450,7 +450,7 @@ class _Far:
         self._sock.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()  # it ends with its standard input
+            self._process.stdin.close()  # the process ends when its standard input ends
         supervise.reap(self._process, _END_S)
 
     def cpu(self) -> float:
@@ -459,12 +459,12 @@ class _Far:
         for task in self._tasks.iterdir():
             try:
                 total += int((task / "schedstat").read_text().split()[0])
-            except OSError:  # it has just ended
+            except OSError:  # the thread has just ended
                 continue
         return total / 1e9
 
     def send(self, data: memoryview) -> None:
-        """Send bytes and wait until all of them are there."""
+        """Send bytes and wait until all of them have arrived."""
         self._sock.sendall(len(data).to_bytes(8, "little"))
         for start in range(0, len(data), _TCP_BYTES):
             self._sock.sendall(data[start : start + _TCP_BYTES])
@@ -473,7 +473,7 @@ class _Far:
 
 
 def _sink(listener: socket.socket, most: int) -> None:
-    """Receive what `_Far.send` sends, into warm memory."""
+    """Receive the bytes of `_Far.send` into warm memory."""
     room = memoryview(bytearray(most))
     sock, _ = listener.accept()
     with sock:
@@ -491,7 +491,7 @@ def _sink(listener: socket.socket, most: int) -> None:
 
 
 def main() -> None:
-    """Be the other node, until standard input ends."""
+    """Run the other node until standard input ends."""
     order = read_object(sys.stdin.readline(), "the order of a measurement", own=True)
     with ExitStack() as stack:
         try:
@@ -518,7 +518,7 @@ def main() -> None:
 
 
 def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
-    """A trace's events, as Chrome's trace format has them: one track a path, and the parts of an operation inside."""
+    """The events in Chrome's trace format: a track for each path, with the parts inside each operation."""
     tracks = {path: k for k, path in enumerate(LIMITS)}
     began = min((start for _, _, start, _, _ in profile.events), default=0.0)
     title = {"ph": "M", "pid": 1, "ts": 0}
@@ -533,7 +533,7 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
         event = {"ph": "X", "pid": 1, "tid": tracks[path], "cat": "transfer"}
         name = f"{path} {size_name(nbytes)}"
         yield {**event, "name": name, "ts": micros(at), "dur": micros(length), "args": args}
-        # Several threads may spend more together than the operation took; its parts have to lie inside of it.
+        # Several threads together may spend more time than the operation took; its parts are scaled to fit into it.
         whole, done = max(sum(parts.values()), seconds), 0.0
         for name, part in parts.items():
             begin, done = min(length, int(done / whole * length)), done + part
@@ -542,7 +542,7 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
 
 
 def size_name(nbytes: int) -> str:
-    """A size with the unit that fits: 65536 is "64 KiB"."""
+    """Write a size with the unit that fits: 65536 is "64 KiB"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"

@@ -1,7 +1,7 @@
-"""`progress`: references in the order in which they become ready, with a bar that says how far it is.
+"""`progress`: references in the order in which they become ready, with a progress bar.
 
-At a terminal and in a notebook the bar is drawn by rich; elsewhere (a pipe, a log) a plain line is written now and
-then. Both go to standard error: what the program prints stays its own.
+At a terminal and in a notebook, rich draws the bar; elsewhere (a pipe, a log) a plain line is written from time to
+time. Both go to standard error, so that the program's standard output contains only its own text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fastrt.store.as_completed import as_completed
 from fastrt.store.client import get, require
 from fastrt.store.ref import ObjectRef
 
-_LINE_S = 5.0  # between two lines where there is no terminal
+_LINE_S = 5.0  # between two lines without a terminal
 _LINE_SHARE = 0.1
 _DRAW_S = 0.1
 
 
 class Progress:
-    """What `progress` returns: iterate over it, or call `wait` or `get`. Each shows the bar."""
+    """The result of `progress`: iterate over it, or call `wait` or `get`. Each shows the bar."""
 
     def __init__(self, refs: list[ObjectRef], description: str, timeout: float | None, file: TextIO | None) -> None:
         self._refs = refs
@@ -35,7 +35,7 @@ class Progress:
         return len(self._refs)
 
     def __iter__(self) -> Iterator[ObjectRef]:
-        """The references in the order in which they become ready."""
+        """Yield the references in the order in which they become ready."""
         done = failed = 0
         client = require().client
         show, end = _display(self._description, len(self._refs), self._file)
@@ -54,7 +54,7 @@ class Progress:
             end(done, failed)
 
     def wait(self) -> list[ObjectRef]:
-        """Wait for all of them; the references, as they were given.
+        """Wait for all of them; return the references in their original order.
 
         Raises:
             GetTimeoutError: the timeout passed.
@@ -64,10 +64,10 @@ class Progress:
         return self._refs
 
     def get(self) -> list[Any]:
-        """Wait for all of them; their values, in the order of the references.
+        """Wait for all of them; return their values in the order of the references.
 
         Raises:
-            TaskError: a task raised; all have been waited for.
+            TaskError: a task raised; this waits for all others first.
             GetTimeoutError: the timeout passed.
         """
         values: list[Any] = get(self.wait())
@@ -77,18 +77,18 @@ class Progress:
 def progress(
     refs: Iterable[ObjectRef], description: str = "tasks", *, timeout: float | None = None, file: TextIO | None = None
 ) -> Progress:
-    """Show how many of many references are ready, while waiting for them.
+    """Show how many references are ready, while waiting for them.
 
-    `for ref in progress(refs)` gives them in the order in which they become ready; `progress(refs).get()` waits for all
-    and gives their values in the order of `refs`; `progress(refs).wait()` only waits.
+    `for ref in progress(refs)` yields them in the order in which they become ready; `progress(refs).get()` waits for
+    all and returns their values in the order of `refs`; `progress(refs).wait()` only waits.
 
     Args:
-        refs: references; one that is there twice counts twice.
-        description: what stands before the bar.
-        timeout: seconds for all of them together; None waits for ever.
-        file: where to show it; default: standard error.
+        refs: references; one that is listed twice counts twice.
+        description: text before the bar.
+        timeout: seconds for all of them together; None waits without a limit.
+        file: the output of the bar; default: standard error.
     Returns:
-        A `Progress`. Nothing is shown, and nobody waits, before it is used.
+        A `Progress`. It shows nothing, and does not wait, before it is used.
     Raises:
         TypeError: something is not an ObjectRef.
     Source:
@@ -105,7 +105,7 @@ Show = Callable[[int, int], None]
 
 
 def _display(description: str, total: int, file: TextIO | None) -> tuple[Show, Show]:
-    """What to call with (done, failed) now and then, and at the end."""
+    """Return two functions of (done, failed): one to call regularly, and one for the end."""
     from rich.console import Console
 
     console = Console(file=file) if file is not None else Console(stderr=True)
@@ -120,7 +120,7 @@ def _display(description: str, total: int, file: TextIO | None) -> tuple[Show, S
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("[red]{task.fields[failed]}"),
         TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    # Drawn when there is news, and by no thread: a program that waits should cost nothing.
+    # Drawn only at a change, without a thread, so that waiting costs no processor time.
     bar = Bar(*columns, console=console, auto_refresh=False)
     task = bar.add_task(description, total=total, failed="")
     bar.start()
@@ -136,8 +136,8 @@ def _display(description: str, total: int, file: TextIO | None) -> tuple[Show, S
 
 
 def _lines(description: str, total: int, file: TextIO) -> tuple[Show, Show]:
-    began = told_at = time.monotonic()
-    told = 0
+    began = printed_at = time.monotonic()
+    printed = 0
 
     def write(done: int, failed: int) -> None:
         trouble = f", {failed} failed" if failed else ""
@@ -145,14 +145,14 @@ def _lines(description: str, total: int, file: TextIO) -> tuple[Show, Show]:
         file.flush()
 
     def show(done: int, failed: int) -> None:
-        nonlocal told, told_at
+        nonlocal printed, printed_at
         now = time.monotonic()
-        if done - told >= max(1.0, total * _LINE_SHARE) or (done > told and now - told_at > _LINE_S):
-            told, told_at = done, now
+        if done - printed >= max(1.0, total * _LINE_SHARE) or (done > printed and now - printed_at > _LINE_S):
+            printed, printed_at = done, now
             write(done, failed)
 
     def end(done: int, failed: int) -> None:
-        if done != told or not total:
+        if done != printed or not total:
             write(done, failed)
 
     return show, end

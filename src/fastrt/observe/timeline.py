@@ -1,9 +1,9 @@
-"""A session's timeline, as Chrome's trace format has it: opens in https://ui.perfetto.dev.
+"""A session's timeline in Chrome's trace format, which opens in https://ui.perfetto.dev.
 
 Each process of the session is a track of slices: tasks and calls by name, waits inside of them, large values written
-and read, spilled and fetched; an arrow leads from where a task was submitted to where it ran. What there is to draw
-stands in the processes' trace rings, which have the last 16,384 records of each: enough for the end of a run that
-records all the time (`trace`), and for all of a recording that is read while it goes on (`Recording`).
+and read, spilled and fetched; an arrow leads from the submission of a task to its run. The data come from the
+processes' trace rings, which keep the last 16,384 records of each process: enough for the end of a run that records all
+the time (`trace`), and for a complete recording if the rings are read meanwhile (`Recording`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastrt.worker.actor import NAMES_FOLDER
 
 _ORDER = {"driver": 0, "daemon": 1, "worker": 2, "actor": 3, "tool": 4}
 _VALUES = {trace.PUT: "put", trace.GET: "get", trace.SPILL: "spill", trace.RESTORE: "restore", trace.FETCH: "fetch"}
-_SUBMIT_NS = 200  # a submission takes longer than that; its record has no end
+_SUBMIT_NS = 200  # drawn length of a submission, whose record has no end; in fact it takes longer
 
 
 class Record(NamedTuple):
@@ -40,16 +40,16 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """What the processes of a session record, read again and again before they overwrite it.
+    """Collects the records of a session's processes; it must be read repeatedly before they are overwritten.
 
     Args:
         store: any process's attachment.
-        from_now: leave out what was recorded before.
+        from_now: leave out earlier records.
     """
 
     def __init__(self, store: Store, from_now: bool = False) -> None:
         self._store = store
-        self._since: dict[int, int] = {}  # per client: the number of the first record that is still wanted
+        self._since: dict[int, int] = {}  # per client: the number of the first record that is still to be read
         self.records: dict[int, dict[int, Record]] = {}  # per client, by number
         self.lost = 0
         self.names = Names(store)
@@ -58,7 +58,7 @@ class Recording:
                 self._since[slot] = trace.drain(store.client, slot, (1 << 64) - 1)[1]
 
     def read(self) -> None:
-        """Take what there is; to be called before a process has made 16,384 new records."""
+        """Read the new records. Call it before a process has written 16,384 new ones."""
         for slot in range(clients.slots(self._store.client.segment)):
             since = self._since.get(slot, 0)
             rows, following = trace.drain(self._store.client, slot, since)
@@ -68,22 +68,22 @@ class Recording:
             self.lost += max(0, rows[0][0] - since) if known else 0
             for row in rows:
                 known[row[0]] = Record(*row)
-            # What is still open is read again until it ends, or is overwritten.
+            # A record without an end is read again until it ends, or is overwritten.
             self._since[slot] = next((row[0] for row in rows if not row[2]), following)
         self.names.refresh()
 
     def events(self) -> list[Event]:
-        """What was read, as events in the order of time."""
+        """The collected records as events in the order of time."""
         return _drawn(self._store, self.records, self.names)
 
 
 def record(store: Store, seconds: float, poll_s: float = 0.02) -> Recording:
-    """Record for some time, also in a session that does not record by itself.
+    """Record for some time, even in a session that was started without recording.
 
     Args:
         store: any process's attachment.
-        seconds: how long.
-        poll_s: time between two looks at the rings.
+        seconds: length of the recording.
+        poll_s: time between two reads of the rings.
     """
     on = trace.enabled(store.client)
     recording = Recording(store, from_now=True)
@@ -100,12 +100,13 @@ def record(store: Store, seconds: float, poll_s: float = 0.02) -> Recording:
 
 
 def timeline(filename: str | Path | None = None) -> list[Event]:
-    """What the processes of this session did lately, for https://ui.perfetto.dev.
+    """The recent timeline of this session's processes, for https://ui.perfetto.dev.
 
-    The session must record: `fastrt.init(trace=True)`, or FASTRT_TRACE=1; `fastrt timeline --seconds` records others.
+    The session must record: `fastrt.init(trace=True)`, or FASTRT_TRACE=1. `fastrt timeline --seconds` records any
+    session.
 
     Args:
-        filename: where to write it as JSON; None writes nothing.
+        filename: the JSON file to write; None writes none.
     Returns:
         The events of Chrome's trace format, in order of time. Each process has kept its last 16,384 records.
     Raises:
@@ -116,8 +117,8 @@ def timeline(filename: str | Path | None = None) -> list[Event]:
     store = store_client.require()
     if not trace.enabled(store.client):
         raise FastrtError(
-            "this session does not record what it does: start it with fastrt.init(trace=True) or FASTRT_TRACE=1, or "
-            "run `fastrt timeline out.json --seconds 5` beside it"
+            "this session does not record a timeline: start it with fastrt.init(trace=True) or FASTRT_TRACE=1, or "
+            "run `fastrt timeline out.json --seconds 5` while it runs"
         )
     recording = Recording(store)
     recording.read()
@@ -128,7 +129,7 @@ def timeline(filename: str | Path | None = None) -> list[Event]:
 
 
 class _Process:
-    """One process's records, from one or several tenancies of a client's slot."""
+    """The records of one process, from the time or times in which it used a client slot."""
 
     def __init__(self, pid: int, kind: str, name: str, alive: bool) -> None:
         self.pid, self.kind, self.name, self.alive = pid, kind, name, alive
@@ -137,7 +138,7 @@ class _Process:
         self.lanes: list[list[int]] = []
 
     def lane(self, start: int, end: int) -> tuple[int, int]:
-        """The first lane where a slice lies beside or inside the others, and its end there."""
+        """Choose the first lane in which a slice partly overlaps no other; return it and the slice's end there."""
         for number, open_ends in enumerate(self.lanes):
             while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
@@ -179,7 +180,7 @@ def _drawn(store: Store, records: dict[int, dict[int, Record]], names: Names) ->
 
 
 def _event(process: _Process, one: Record, end: int, zero: int, names: Names) -> Event | None:
-    """A record as an event; None for what is not drawn."""
+    """Convert a record to an event; None if it is not drawn."""
     args: dict[str, Any] = {}
     if one.kind == trace.TASK:
         name, category = _name(process, one, names), "actor" if one.actor else "task"
@@ -206,7 +207,7 @@ def _event(process: _Process, one: Record, end: int, zero: int, names: Names) ->
     event["ts"] = micros(one.start - zero)
     if one.kind in (trace.GET, trace.PROCESS):
         return {**event, "ph": "i", "s": "t", "tid": 0}
-    if one.kind == trace.SUBMIT:  # it must not stick out of the task that made it
+    if one.kind == trace.SUBMIT:  # it must not end after the task that submitted it
         end = min([end, *(ends[-1] for ends in process.lanes if ends and ends[-1] > one.start)])
     lane, end = process.lane(one.start, end)
     return {**event, "ph": "X", "tid": lane, "dur": micros(end - one.start)}
@@ -221,7 +222,7 @@ def _name(process: _Process, one: Record, names: Names) -> str:
 
 
 def _processes(store: Store, records: dict[int, dict[int, Record]]) -> Iterator[_Process]:
-    """Whose records they are: a ring goes on when a slot gets another tenant, who says so first."""
+    """Assign records to processes: a process that reuses a client slot first writes a PROCESS record into its ring."""
     there = {row["client"]: row for row in clients.table(store.client.segment)}
     folder = Path(store.socket_path).parent / NAMES_FOLDER
     for slot, known in records.items():
@@ -250,7 +251,7 @@ def _processes(store: Store, records: dict[int, dict[int, Record]]) -> Iterator[
 
 
 def _read_names(process: _Process, folder: Path) -> None:
-    """What an actor's process has said about its class."""
+    """Read the names of an actor's class and methods, which its process has written to a file."""
     if process.kind == "actor":
         try:
             about = read_object((folder / str(process.pid)).read_bytes(), "the record of an actor", own=True)
@@ -260,7 +261,7 @@ def _read_names(process: _Process, folder: Path) -> None:
 
 
 def _titles(processes: list[_Process]) -> Iterator[Event]:
-    """Metadata events: how tracks are called and ordered."""
+    """Metadata events: the names and the order of tracks."""
     for process in processes:
         named = "" if process.name == process.kind or process.name.startswith("worker-") else process.name
         title = " ".join(filter(None, [process.kind, named, str(process.pid)]))

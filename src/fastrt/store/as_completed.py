@@ -1,4 +1,4 @@
-"""`as_completed`: many references in the order in which they become ready."""
+"""`as_completed`: iterate over references in the order in which they become ready."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fastrt.store.ref import ObjectRef, kind_of
 def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Iterator[ObjectRef]:
     """Iterate over references in the order in which they become ready.
 
-    For many references this is the cheap way: `wait`, called once for each, returns a list of all others every time.
-    Here each look takes all that are ready, so the looks become rarer the faster results come.
+    This is cheaper than one call of `wait` for each reference, which returns a list of all others every time: each poll
+    here takes all references that are ready, so the faster results come, the fewer polls are needed.
 
     Args:
-        refs: references, taken when this is called; one that is there twice comes twice. Neither the list nor what
-            has been handed out is kept.
-        timeout: seconds for all of them together, from the first `next` on; None waits for ever.
+        refs: references, copied when this is called; one that is listed twice is returned twice. The iterator keeps
+            neither the list nor references that it has returned.
+        timeout: seconds for all of them together, from the first `next` on; None waits without a limit.
     Returns:
         An iterator. A reference that holds an error is ready like others; `fastrt.get` raises it.
     Raises:

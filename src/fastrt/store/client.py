@@ -1,8 +1,8 @@
 """This process's attachment to its node's object store: put, get, wait.
 
-A process has at most one Store. `require()` returns it, starts the embedded runtime if nobody did, and attaches
-anew in a forked child. The layers above say how (`install`, `Store.rejoin`), so that nothing here knows about
-processes.
+A process has at most one Store. `require()` returns it, starts the embedded runtime if there is none, and attaches
+again in a forked child. The layers above supply the functions for that (`install`, `Store.rejoin`), so that this module
+does not depend on them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MISSING = object()
 _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
 _RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
 _T = TypeVar("_T")
-# What a result becomes when the store has no room to say what went wrong: small enough to lie in the table itself.
+# The result of a task whose real error does not fit into the store: small enough to be kept in the table itself.
 NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
 NO_ROOM = Serialized(PICKLE, len(NO_ROOM_PICKLE), [(0, NO_ROOM_PICKLE)], [])
 
@@ -55,8 +55,8 @@ class Store:
     Args:
         client: the core's attachment.
         spin_s: how long a wait spins before it sleeps, in seconds.
-        rejoin: makes the store of a child that this process forks.
-        tell: sends a message to the daemon, which spills and restores; without it a full store stays full.
+        rejoin: creates the store of a child that this process forks.
+        tell: sends a message to the daemon, which spills and restores; without it nothing is spilled.
         patience_s: how long to wait for room while all processes of the node wait, in seconds.
     """
 
@@ -73,19 +73,19 @@ class Store:
         self.rejoin = rejoin
         self.tell = tell
         self.patience_s = patience_s
-        self.socket_path = ""  # of the daemon, where whoever joined there has said it
-        # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
+        self.socket_path = ""  # of the daemon, if the process that joined there has set it
+        # A worker sets these: called around a sleep inside a task, and in place of one when no worker is free.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
-        self.check_wait: Callable[[], None] | None = None  # raises where a wait for room is not wanted any more
-        self.serves = False  # it holds memory for other nodes, as `room.RoomWait` has it
+        self.check_wait: Callable[[], None] | None = None  # raises an error to end a wait for room
+        self.serves = False  # this process holds memory for other nodes; see `room.RoomWait`
         self._lone_gets = warnings.LoneGets()
-        # The index of the task that runs on this thread, the name of a task, and the actor that this process is.
+        # The index of the task that runs on this thread, the name of a task, and the index of this process's actor.
         self.task_here: Callable[[], int | None] = _nothing
         self.task_name: Callable[[int], str] = str
         self.actor_here: int | None = None
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
-        self.note: Callable[[Any], object] | None = None  # called with the references that this process makes
+        self.note: Callable[[Any], object] | None = None  # called with the references that this process creates
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.waiter: Any = None  # the thread that waits for many references, see `store.waiter`
 
@@ -129,7 +129,7 @@ class Store:
         return ref
 
     def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:
-        """Store a value that is serialized already; with `error`, `get` raises it.
+        """Store an already serialized value; with `error`, `get` raises it.
 
         Raises:
             ObjectStoreFullError: there is no room.
@@ -140,34 +140,34 @@ class Store:
         return ref
 
     def put_or_error(self, value: object) -> ObjectRef:
-        """Store a value, or an error in its place where no room for it can be had."""
+        """Store a value, or an error in its place if the store stays full."""
         try:
             return self.put_serialized(serialize(value))
         except ObjectStoreFullError:
             return self.put_serialized(NO_ROOM, error=True)
 
     def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True) -> Writer:
-        """Memory for a value of `nbytes` bytes that contains `nrefs` references, as `handles.create` gives it.
+        """Allocate memory for a value of `nbytes` bytes with `nrefs` references, by `handles.create`.
 
         Raises:
-            ObjectStoreFullError: no room can be had, see `with_room`.
+            ObjectStoreFullError: the store stays full, see `with_room`.
         """
         return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient)
 
     def result(
         self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True
     ) -> Writer | None:
-        """Memory for result `index` of a task that this process runs or ends; None when it is sealed already.
+        """Allocate memory for result `index` of a task that this process runs or ends; None if it is already sealed.
 
         Raises:
-            ObjectStoreFullError: no room can be had, see `with_room`.
+            ObjectStoreFullError: the store stays full, see `with_room`.
         """
         return self.with_room(
             nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient
         )
 
     def put_result(self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True) -> None:
-        """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
+        """Seal result `index` of a task that this process runs or ends; do nothing if it is already sealed.
 
         Raises:
             ObjectStoreFullError: there is no room.
@@ -178,7 +178,7 @@ class Store:
             writer.seal(parts.refs)
 
     def put_error(self, task: int, error: BaseException) -> None:
-        """Seal every result of a task that is not sealed yet with an error; never fails for want of room.
+        """Seal every result of a task that is not sealed yet with an error; it never fails because the store is full.
 
         Raises:
             SerializationError: the error cannot be pickled.
@@ -195,16 +195,17 @@ class Store:
                 self.put_result(task, k, NO_ROOM, True, False)
 
     def with_room(self, wanted: int, make: Callable[[], _T], patient: bool = True) -> _T:
-        """Call `make`; when there is no room, wait for some and call it again.
+        """Call `make`; if the store is full, wait for room and call it again.
 
         Args:
             wanted: bytes that it needs, 0 for "a little".
-            make: what raises ObjectStoreFullError when there is no room.
+            make: a function that raises ObjectStoreFullError when there is no room.
             patient: False: raise the core's error at once.
         Returns:
-            What `make` returns.
+            The result of `make`.
         Raises:
-            ObjectStoreFullError: it is larger than the store, or no room can be had; the message says who holds what.
+            ObjectStoreFullError: the value is larger than the store, or the store stays full; the message names the
+                processes that use the memory.
         """
         seen = spill.rounds(self.client)
         try:
@@ -241,7 +242,7 @@ class Store:
                 waiting.nap()
 
     def _spilled(self, wanted: int, seen: int) -> bool:
-        """Ask the daemon for room; whether a round of spilling that ended after `seen` freed anything."""
+        """Ask the daemon for room; return whether a round of spilling that ended after `seen` freed anything."""
         if self.tell is None or self.tell(Spill(wanted)) is False:
             return False
         if not spill.wait_round(self.client, seen, _SPILL_PATIENCE_S):
@@ -260,7 +261,7 @@ class Store:
             value = handles.read_scalar(self.client, refs, _MISSING, self.spin_s)
             if value is not _MISSING:
                 return value
-            self.wait_ready([refs], timeout, 0.0)  # it has spun above
+            self.wait_ready([refs], timeout, 0.0)  # read_scalar has spun already
             return self.load(refs, copy)
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
@@ -271,7 +272,7 @@ class Store:
         self.wait_ready(listed, timeout, self.spin_s)
         values = handles.read_scalars(self.client, listed, _MISSING)
         others = [k for k, value in enumerate(values) if value is _MISSING]
-        # An error ends the wait early: it may stand behind values that are not there yet.
+        # An error ends the wait early, so values before it in the list may not be ready yet.
         others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
         try:
             for k in others:
@@ -282,13 +283,13 @@ class Store:
         return values
 
     def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
-        """Return what a ready reference holds as it is stored: (kind, whether it is an error, data).
+        """Return the stored form of a ready reference's value: (kind, whether it is an error, data).
 
         Args:
-            raw: give the bytes as they lie in the arena, whatever the kind.
+            raw: return the bytes of the arena for every kind.
         Returns:
             `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
-            always such a view with `raw`.
+            with `raw` always bytes or a view.
         Raises:
             ObjectLostError: it was spilled, and its file is gone or damaged.
             ObjectStoreFullError: there is no room to bring it back.
@@ -305,7 +306,7 @@ class Store:
         """Return the value of a ready reference; `copy` as for `serialize.deserialize`.
 
         Raises:
-            Exception: the error that it holds.
+            Exception: the error that the reference holds.
         """
         kind, is_error, data = self.read(ref)
         if kind < scalar.CORE_KINDS_END:
@@ -316,8 +317,8 @@ class Store:
             try:
                 raise value
             finally:
-                # The error knows this frame by its traceback: together they would be garbage that only the cycle
-                # collector finds, and with them every reference in the frames above.
+                # The error refers to this frame by its traceback. Together they would be a cycle that only the garbage
+                # collector frees, and so would every reference in the calling frames.
                 del value
         return value
 
@@ -328,10 +329,10 @@ class Store:
         )
 
     def _restore(self, ref: ObjectRef) -> None:
-        """Have the daemon bring a spilled value back, and wait for it, if need be until there is room.
+        """Ask the daemon to restore a spilled value, and wait for it, and for room if the store is full.
 
         Raises:
-            ObjectStoreFullError: no room for it can be had.
+            ObjectStoreFullError: the store stays full.
         """
         wanted = handles.describe(self.client, ref)["bytes"]
         waiting = room.RoomWait(self, wanted, self.serves)
@@ -361,7 +362,7 @@ class Store:
     # ---- wait ----
 
     def wait_ready(self, refs: list[ObjectRef], timeout: float | None, spin_s: float) -> None:
-        """Wait until all are ready, or one of them is an error; before it sleeps it spins for `spin_s`.
+        """Wait until all are ready, or one of them is an error; spin for `spin_s` before sleeping.
 
         Raises:
             GetTimeoutError: the timeout passed.
@@ -403,20 +404,20 @@ class Store:
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Around a sleep: a worker gives its place to another meanwhile."""
+        """Surround a sleep: meanwhile another worker may take this worker's place."""
         on_block = self.on_block
         if on_block is None:
             yield
             return
         try:
-            on_block(True)  # inside: an interrupt may come at once
+            on_block(True)  # inside the try block: an interrupt may come at once
             yield
         finally:
             on_block(False)
 
 
 def _nothing() -> None:
-    """No task runs in a driver."""
+    """Return None: no task runs in a driver."""
 
 
 # ---- the one store of this process ----
@@ -427,7 +428,7 @@ _lock = threading.RLock()
 
 
 def install(start: Callable[[], Store]) -> None:
-    """Say how a missing store is started."""
+    """Set the function that starts a missing store."""
     global _start
     _start = start
 
@@ -444,10 +445,10 @@ def current() -> Store | None:
 
 
 def require() -> Store:
-    """Return a usable store: the current one, one attached anew after a fork, or the embedded default.
+    """Return a usable store: the current one, a new attachment after a fork, or the embedded default.
 
     Raises:
-        NotInitializedError: there is none and nobody said how to start one.
+        NotInitializedError: there is none, and no function to start one is installed.
         UnsupportedError: this process uses another engine.
     """
     global _store
@@ -470,7 +471,7 @@ def require() -> Store:
 
 
 def refuse_stale(refs: object) -> None:
-    """Say that a reference is stale when no session runs, rather than start another one to find that out.
+    """Reject a reference if no session runs, instead of starting a new session that cannot know it.
 
     Raises:
         StaleReferenceError: no session runs, so the one of the reference has ended.
@@ -494,7 +495,7 @@ def put(value: object) -> ObjectRef:
     Returns:
         A reference; the value lives as long as any reference to it or view of it.
     Raises:
-        ObjectStoreFullError: there is no room; the message says who holds what.
+        ObjectStoreFullError: the store is full; the message names the processes that use the memory.
         SerializationError: a part of the value cannot be pickled; the message names it.
         TypeError: the value is an ObjectRef (pass it on as it is, or put a list around it).
     Source:
@@ -519,18 +520,19 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, 
 
     Args:
         refs: one ObjectRef or a list or tuple of them.
-        timeout: seconds to wait at most; None waits without a limit, 0 only looks.
-        copy: None gives a NumPy array by itself as a read-only view of shared memory, whatever its size, and makes
-            writable arrays and torch tensors inside a value private to this process: small ones are copied, of large
-            ones the pages that are written. True makes an array by itself private and writable, too. False makes
-            everything a view: a library that ignores NumPy's flag (torch) then ends the process when it writes.
+        timeout: seconds to wait at most; None waits without a limit, 0 only checks.
+        copy: None returns a NumPy array that is the whole value as a read-only view of shared memory, for any size, and
+            makes writable arrays and torch tensors inside a value private to this process: small ones are copied, of
+            large ones only the pages that are written. True makes an array that is the whole value private and
+            writable too. False makes everything a view: a library that ignores NumPy's flag (torch) then crashes the
+            process when it writes.
     Returns:
         The value, or a list of values in the order of `refs`. Views stay valid as long as they are used, also after
         the reference is gone.
     Raises:
         GetTimeoutError: the timeout passed.
-        TaskError: the task that should have made the value raised; also an instance of what it raised.
-        WorkerCrashedError, TaskCancelledError: its worker died too often, or it was cancelled.
+        TaskError: the task of the value raised; the error is also an instance of the raised type.
+        WorkerCrashedError, TaskCancelledError: the task's worker died too often, or the task was cancelled.
         StaleReferenceError: a reference belongs to a session that has ended.
         TypeError: something is not an ObjectRef.
     Source:
@@ -547,7 +549,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, 
     except ForkedHandle:
         return require().get(refs, timeout, copy)
     except FastrtError as exc:
-        raise for_users(exc)  # noqa: B904 (as it is, with the cause that it has)
+        raise for_users(exc)  # noqa: B904 (the same error, with its own cause)
 
 
 def wait(
@@ -556,12 +558,12 @@ def wait(
     """Wait until some of several references are ready.
 
     Args:
-        refs: a list or tuple of ObjectRefs; one that stands there twice counts twice. Generators may stand among
-            them: one is ready when `next` would not have to wait.
-        num_returns: how many to wait for, from 1 to len(refs); without references nothing is waited for.
-        timeout: seconds to wait at most; None waits for ever, 0 only looks.
-        fetch_local: accepted for programs written for Ray; a value that is ready is in this node's memory, or comes
-            when it is read.
+        refs: a list or tuple of ObjectRefs; one that is listed twice counts twice. It may contain generators: a
+            generator is ready when its `next` would not have to wait.
+        num_returns: how many to wait for, from 1 to len(refs); an empty list returns at once.
+        timeout: seconds to wait at most; None waits without a limit, 0 only checks.
+        fetch_local: accepted for programs written for Ray, and ignored. A value that is ready is in this node's memory,
+            or is fetched when it is read.
     Returns:
         (ready, not_ready): at most `num_returns` ready ones, and all others, both in the order of `refs`.
     Raises:
@@ -591,15 +593,15 @@ def wait(
         return require().wait(refs, num_returns, timeout)
     except ForkedHandle:
         return require().wait(refs, num_returns, timeout)
-    except TypeError:  # so that lists without generators are not looked through
+    except TypeError:  # only now, so that lists without generators are not searched for them
         return mixed.wait(require(), refs, num_returns, timeout)
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse what is no number of seconds to wait.
+    """Check a timeout: a number of seconds from 0 on, or None.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is neither.
     """
     if timeout is None:
         return
@@ -608,7 +610,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def _restore(session: str, objref: int, index: int) -> ObjectRef:
-    """Unpickle a reference that travelled outside of the store: its object must still be alive here."""
+    """Unpickle a reference that was sent outside of the store: its object must still be alive on this node."""
     store = require()
     if store.client.segment.session != session:
         raise StaleReferenceError(

@@ -1,8 +1,8 @@
-"""The one place where an engine is chosen: what runs a program's tasks and actors.
+"""The interface of alternative engines, which run a program's tasks and actors, and this process's current one.
 
-fastrt's own engine, the arena and its workers, is none of these: its public functions look here only when this
-process has no store, so choosing among engines costs it nothing. While another engine is current there is no store,
-and whatever asks for one is told that it has no counterpart there.
+fastrt's own engine, the arena and its workers, does not implement it: the public functions look for an engine here only
+when this process has no store, so the choice costs the fast paths nothing. While another engine is current there is no
+store, and a call that needs one raises UnsupportedError.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What runs a program when fastrt's own engine does not. The public functions of these names come here.
+    """Runs a program in place of fastrt's own engine. The public functions of these names call its methods.
 
-    References are instances of subclasses of `ObjectRef`, and handles of `ActorHandle`, of the engine's own. Arguments
-    of calls have been compared with signatures before.
+    An engine's references and handles are instances of its own subclasses of `ObjectRef` and `ActorHandle`. The caller
+    has already checked arguments of calls against signatures.
 
     Attributes:
-        name: as `fastrt.init` takes it.
+        name: the engine's name for `fastrt.init`.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Engine(Protocol):
     def submit(
         self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
     ) -> Any:
-        """A task that calls `function.function`, with all settings, and with those that differ from the default."""
+        """Submit a task that calls `function.function`. `settings` are all; `changed` differ from the default."""
 
     def create(self, actor_class: Any, changed: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
-        """An actor of `actor_class.cls`, with the settings that differ from the default; its handle."""
+        """Create an actor of `actor_class.cls`, with the settings that differ from the default; return its handle."""
 
     def get_actor(self, name: str, namespace: str | None) -> Any:
         """`fastrt.get_actor`."""
@@ -64,32 +64,32 @@ class Engine(Protocol):
         """`fastrt.nodes`."""
 
     def facts(self) -> dict[str, Any]:
-        """What `fastrt.runtime_context()` tells of here, as the fields of `RuntimeContext`."""
+        """The fields of `RuntimeContext` for `fastrt.runtime_context()` on this engine."""
 
 
 _engine: Engine | None = None
 
 
 def current() -> Engine | None:
-    """The engine of this process where it is not fastrt's own, or None."""
+    """The alternative engine of this process; None if it uses fastrt's own engine or none."""
     return _engine
 
 
 def set_engine(engine: Engine | None) -> None:
-    """Make `engine` the one of this process; None: there is none, or fastrt's own."""
+    """Set the alternative engine of this process; None: it uses fastrt's own engine or none."""
     global _engine
     _engine = engine
 
 
 def refuse(engine: Engine) -> None:
-    """Say that something needs fastrt's own engine.
+    """Reject a call that needs fastrt's own engine.
 
     Raises:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        f"this call needs fastrt's own engine: it has no counterpart where tasks run on engine {engine.name!r}; call "
-        "fastrt.shutdown() and fastrt.init() without an engine to use it"
+        f"this call needs fastrt's own engine: it has no counterpart on engine {engine.name!r}, which this process "
+        "uses; to use it, call fastrt.shutdown() and then fastrt.init() without an engine"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a generator's call gives: its items' references, one after the other, while it still runs."""
+"""`ObjectRefGenerator`: the result of a generator task, which returns references to items while the task runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NAP_S = 0.05
 
 
 class ObjectRefGenerator(Waitable):
-    """References to what a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
+    """References to the items that a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
 
-    `next` and `async for` wait for the next item; the task runs meanwhile. An exception of the task stands where it
-    was raised: as a last reference, whose `get` raises it. Handles can be passed to tasks and actors and put into
-    values; several readers share the items, each gets some. When the last handle is gone, unread items are freed and
-    the generator is closed at its next `yield`, unless somebody still has `completed()`.
-    Made by `.remote(...)` of a generator function or method.
+    `next` and `async for` wait for the next item; the task runs meanwhile. If the task raises an exception, the last
+    reference holds it, and its `get` raises it. Handles can be passed to tasks and actors and put into values; several
+    readers share the items, and each item goes to one of them. When the last handle is gone, unread items are freed
+    and the generator is closed at its next `yield`, unless a reference from `completed()` is still alive.
+    `.remote(...)` of a generator function or method returns it.
 
     Source:
         The semantics of `ray.ObjectRefGenerator`.
@@ -48,7 +48,7 @@ class ObjectRefGenerator(Waitable):
         store = store_client.current()
         if store is None or self._over:
             return self.next()
-        try:  # what `next` does, in as few steps as it takes
+        try:  # the fast path of `next`, with as few steps as possible
             found = generators.take(store.client, self._stream, self._end, 0, store.spin_s)
         except ForkedHandle:
             return self.next()
@@ -64,9 +64,9 @@ class ObjectRefGenerator(Waitable):
         """Wait for the next item.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever, 0 only looks.
+            timeout: seconds to wait at most; None waits without a limit, 0 only checks.
         Returns:
-            A reference to it; its value is there.
+            A reference to the item, which is ready.
         Raises:
             StopIteration: there are no more.
             GetTimeoutError: the timeout passed.
@@ -85,11 +85,11 @@ class ObjectRefGenerator(Waitable):
         return found  # type: ignore[return-value]
 
     def waited_for(self) -> tuple[ObjectRef, ObjectRef]:
-        """Return what `fastrt.wait` looks at: the stream, and its end."""
+        """Return the two references that `fastrt.wait` polls: the stream, and its end."""
         return self._stream, self._end
 
     def completed(self) -> ObjectRef:
-        """Return a reference that is ready when the task has ended: None, or the error that ended it."""
+        """Return a reference that is ready when the task has ended; it holds None, or the error that ended the task."""
         return self._end
 
     def is_finished(self) -> bool:
@@ -145,7 +145,7 @@ class ObjectRefGenerator(Waitable):
 
 
 class _Readers:
-    """One thread that waits for items on behalf of event loops; it ends when there is nothing to wait for."""
+    """Waits in one thread for items that event loops await; the thread ends when no reader waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class _Readers:
         self._running = False
 
     async def wait(self, reader: ObjectRefGenerator) -> None:
-        """Wait until `reader` need not wait."""
+        """Wait until `reader` has an item or has ended."""
         import asyncio  # here: a program without an event loop need not load it
 
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -164,7 +164,7 @@ class _Readers:
             threading.Thread(target=self._run, name="fastrt-readers", daemon=True).start()
         else:
             client = store_client.require().client
-            client.wake(client.index)  # the thread sleeps, and does not know of this one
+            client.wake(client.index)  # the thread sleeps, and must add this reader to its wait
         await future
 
     def _run(self) -> None:
@@ -181,7 +181,7 @@ class _Readers:
                 generators.wait_some(client, pairs, 1, _NAP_S, 0.0)
                 ready = [one for one, pair in zip(waiting, pairs, strict=True) if generators.is_ready(client, *pair)]
             except FastrtError:
-                ready = waiting  # the session is gone: each reader finds out by itself
+                ready = waiting  # the session is gone: each reader's next call raises the error
             for one in ready:
                 _settle(one[1])
             if ready:
@@ -197,7 +197,7 @@ def _settle(future: asyncio.Future[None]) -> None:
     try:
         future.get_loop().call_soon_threadsafe(settle)
     except RuntimeError:
-        pass  # its loop is closed: nobody waits any more
+        pass  # its loop is closed, so no coroutine waits
 
 
 _readers = _Readers()

@@ -46,11 +46,11 @@ _READ_BYTES_MAX = 2 * BYTES_MAX
 U32 = Annotated[int, range(1 << 32)]
 U64 = Annotated[int, range(1 << 64)]
 I64 = Annotated[int, range(-(1 << 63), 1 << 63)]
-Parts: TypeAlias = dict[str, I64]  # of resources, by name; what is free may be below 0
+Parts: TypeAlias = dict[str, I64]  # of resources, by name; free amounts may be below 0
 
 
 class MessageError(EOFError):
-    """A message is malformed, or its receiver takes no such message: the connection ends. The text says why."""
+    """A message is malformed, or its receiver does not accept it: the connection ends. The text says why."""
 
 
 MESSAGES: dict[str, type[Message]] = {}  # by operation
@@ -506,7 +506,7 @@ _Read: TypeAlias = Callable[[Any], Any]
 
 
 class _MismatchError(Exception):
-    """A value is not of the annotated type; the text says which values are, and what came."""
+    """A value is not of the annotated type; the text names the allowed values and the received one."""
 
     def __init__(self, wanted: str, value: object) -> None:
         shown = str(value)[:40] if isinstance(value, int) else "null" if value is None else f"a {type(value).__name__}"
@@ -515,7 +515,7 @@ class _MismatchError(Exception):
 
 @cache
 def _fields(kind: Any) -> Mapping[str, _Read]:
-    """Functions that check and convert the fields of a record, by name, in order; made when the first one comes."""
+    """Functions that check and convert the fields of a record, by name, in order; created at its first use."""
     hints = get_type_hints(kind, include_extras=True)
     names = kind._fields if issubclass(kind, tuple) else kind.fields
     return {name: _reader(hints[name]) for name in names}

@@ -1,4 +1,4 @@
-"""`wait` where generators stand among the references: one is ready when its next item is, or its end."""
+"""`wait` for a list of references and generators. A generator is ready when its next item or its end is ready."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Globals and class attributes that travel with code sent by value, and which of them a receiver takes over.
+"""Globals and class attributes that are sent with code by value, and the rules for which of them a receiver adopts.
 
-A function or class of `__main__` travels with the globals that it names. A worker keeps one dict of globals for each
-module of a job, as the process that sent it has one: what one function assigns there the others see. The sender numbers
-the values that it has sent under each name. A worker takes a value over if it has none of that name, or an older one;
-so what its own code has assigned stays until the sender assigns something else.
+A function or class of `__main__` is sent with the globals that it names. A worker keeps one dict of globals for each
+module of a job, like the sending process: an assignment by one function is visible to the others. The sender numbers
+the values that it sends under each name. A worker adopts a value if it has none of that name, or an older one. So an
+assignment by the worker's own code stays until the sender assigns another value.
 
-Only the process that a module belongs to numbers its values. What a worker sends on has the numbers with which it came;
-what the worker has assigned itself has none, and fills gaps only. A process that gets a class of its own back changes
-nothing in it.
+Only the process that a module belongs to numbers its values. A worker that forwards a value keeps its number. A value
+that the worker itself has assigned has no number: a receiver adopts it only if it has none of that name. A process that
+receives a class that it made itself does not change it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-Versions = dict[str, int]  # by name; what is not in it fills gaps only
-_Digest = Callable[[Any], object]  # stands for a value's content; None where there is nothing that could
+Versions = dict[str, int]  # by name; a receiver adopts a value without a number only if it has none of that name
+_Digest = Callable[[Any], object]  # a digest of a value's content; None if the value cannot be pickled
 
 _SPACES_MAX = 64  # modules of jobs whose globals a worker keeps
 _TEXT_MAX = 256  # longer texts are compared by their digest
@@ -35,18 +35,18 @@ _lock = threading.Lock()
 
 
 def by_identity(*kinds: type) -> None:
-    """Let objects of these classes count as unchanged as long as a name has the same one."""
+    """Compare objects of these classes by identity: a name is unchanged as long as it refers to the same object."""
     global _by_identity
     _by_identity += kinds
 
 
 def is_code(value: Any) -> bool:
-    """Whether a value is a function, a class, or of a kind named to `by_identity`."""
-    return issubclass(type(value), _by_identity)  # isinstance would ask the value, which may say anything
+    """Whether a value is a function, a class, or of a class registered by `by_identity`."""
+    return issubclass(type(value), _by_identity)  # isinstance would read value.__class__, which may be anything
 
 
 def is_comparable(value: Any) -> bool:
-    """Whether a value changes by assignment only, and is small enough to be kept for a comparison: code, plain data."""
+    """Whether a value changes only by assignment, and is small enough to keep for a comparison: code, plain data."""
     kind = type(value)
     return (kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _KEPT_TEXT_MAX)) or is_code(value)
 
@@ -61,7 +61,7 @@ class Sent:
         self._sent: dict[str, tuple[object, int]] = {}
 
     def versions(self, values: Mapping[str, Any], digest: _Digest) -> Versions:
-        """Number values: a name's number goes up when its value is another one than that sent before."""
+        """Number values: the number of a name goes up when its value differs from the one sent before."""
         return {name: self._version(name, _token(name, value, digest)) for name, value in values.items()}
 
     def _version(self, name: str, token: object) -> int:
@@ -74,7 +74,7 @@ class Sent:
 
 
 def _token(name: str, value: Any, digest: _Digest) -> object:
-    """Make a token that is equal for values that need not be sent again; None: the value is sent each time."""
+    """Make a token that is equal for equal values; None: the value counts as changed each time."""
     kind = type(value)
     if kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _TEXT_MAX):
         return kind, repr(value)
@@ -87,12 +87,12 @@ def _token(name: str, value: Any, digest: _Digest) -> object:
     if kind is property:
         return kind, *(_token(name, part, digest) for part in (value.fget, value.fset, value.fdel))
     if name.startswith("__") and name.endswith("__"):
-        return kind  # what Python itself keeps of a class: annotations, fields
+        return kind  # Python's own attributes of a class: annotations, fields
     return digest(value)
 
 
 def number_of(thing: Any) -> object:
-    """A number that no other object of this process had or will have; None where the object cannot have one."""
+    """A number that is unique to this object in this process's lifetime; None if the object cannot have one."""
     try:
         found = _numbers.get(thing)
         return _numbers.setdefault(thing, next(_next_number)) if found is None else found
@@ -111,15 +111,15 @@ def digest_of(parts: Iterable[Any]) -> bytes:
 
 
 _modules: dict[str, Sent] = {}
-_classes: weakref.WeakKeyDictionary[type, Sent] = weakref.WeakKeyDictionary()  # those that were made here
+_classes: weakref.WeakKeyDictionary[type, Sent] = weakref.WeakKeyDictionary()  # classes that this process made
 
 
 class Origin:
-    """Where the globals of a function come from, in one pickle. It is pickled as the dict that the receiver uses.
+    """The origin of a function's globals within one pickle. It unpickles to the dict of globals of the receiver.
 
     Attributes:
-        owned: whether they are those of a module of this process.
-        received: whether this process, a worker, got them from another one.
+        owned: whether the globals belong to a module of this process.
+        received: whether this process is a worker that received them from another process.
     """
 
     def __init__(self, namespace: dict[str, Any], base: dict[str, Any], job: str) -> None:
@@ -166,11 +166,11 @@ class _Space:
         self.key = key
         self.globals = base
         self.seen: Versions = {}
-        self.came: dict[str, Any] = {}  # code and small values, to tell what this worker has assigned since
+        self.came: dict[str, Any] = {}  # received code and small values, to detect assignments by this worker
 
 
 _sharing = False
-updates: dict[str, object] = {"last": None}  # what is there is another object after each update of a value
+updates: dict[str, object] = {"last": None}  # a new object after each update of a value
 _room: object = None
 _spaces: OrderedDict[tuple[object, tuple[str, str]], _Space] = OrderedDict()
 _spaces_by_id: dict[int, _Space] = {}  # by the dict of globals, which the space keeps alive
@@ -184,7 +184,7 @@ def share() -> None:
 
 
 def enter(room: object) -> object:
-    """Use the dicts of another environment from now on, whose modules are others; returns the one used before."""
+    """Switch to the dicts of another environment, which has different modules; return the one used before."""
     global _room
     before, _room = _room, room
     return before
@@ -194,8 +194,8 @@ def globals_of(key: tuple[str, str] | None, base: dict[str, Any]) -> dict[str, A
     """Return the dict of globals for functions of a module, given as (job, name).
 
     Args:
-        key: None for functions of a dict that belongs to no module; they get a dict of their own.
-        base: what a new dict begins with.
+        key: None for functions whose globals belong to no module; they get a separate dict.
+        base: the initial content of a new dict.
     """
     if key is None or not _sharing:
         return base
@@ -211,7 +211,7 @@ def globals_of(key: tuple[str, str] | None, base: dict[str, Any]) -> dict[str, A
 
 
 def set_function(function: Any, state: tuple[Callable[..., Any], tuple[Any, dict[str, Any]], Versions]) -> None:
-    """Give a function that was just made its state, and its module the globals that are news here."""
+    """Set the state of a new function, and the globals of its module that are missing or older here."""
     set_state, (attributes, slots), versions = state
     space = _spaces_by_id.get(id(function.__globals__))
     if space is not None:
@@ -222,7 +222,7 @@ def set_function(function: Any, state: tuple[Callable[..., Any], tuple[Any, dict
 
 
 def set_class(cls: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], Any], Versions]) -> None:
-    """Give a class the attributes that are news here: all where it was just made, none where it comes from here."""
+    """Set the attributes of a class that are missing or older here: all of a new class, none of one made here."""
     set_state, (attributes, slots), versions = state
     if cls in _classes:
         return
@@ -235,7 +235,7 @@ def set_class(cls: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], 
 
 
 def _news(values: dict[str, Any], versions: Versions, here: Mapping[str, Any], seen: Versions) -> dict[str, Any]:
-    """Pick the values that are missing here or newer than what came before, and note their numbers."""
+    """Pick the values that are missing here or newer than those received before, and record their numbers."""
     news = {}
     for name, value in values.items():
         version = versions.get(name, 0)

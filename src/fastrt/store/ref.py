@@ -9,15 +9,15 @@ from typing import Any
 from fastrt._core.objects import handles
 from fastrt.errors import FastrtError
 
-# What an ObjectRef cannot do by itself; store.client sets these when it is imported.
+# Operations of an ObjectRef that need the modules above; store.client sets these when it is imported.
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
 class ObjectRef(handles.Ref):
     """A reference to an object. The object lives at least as long as the reference.
 
-    References hash and compare by the object they name. They can be passed to tasks (as an argument: the task
-    gets the value; inside a container: it gets the reference), awaited, and turned into futures.
+    References hash and compare by the object they name. They can be passed to tasks, awaited, and turned into futures.
+    A task gets the value of a reference that is an argument itself; inside a container it gets the reference.
     """
 
     __slots__ = ()
@@ -30,8 +30,8 @@ class ObjectRef(handles.Ref):
         return f"ObjectRef({self.hex()})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The store's own pickler never comes here: it records references as contained. Through any other
-        # pickle only the name travels, so the receiver must be of the same session and the object still alive.
+        # The store's own pickler never calls this: it records references as contained. Any other pickle contains only
+        # the object's name, so the receiver must be of the same session and the object still alive.
         return _hooks["restore"], (self.owner.segment.session, self.objref, self.index)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -60,14 +60,14 @@ def _settle(ref: ObjectRef, future: concurrent.futures.Future[Any], ended: BaseE
         if ended is not None:
             raise ended
         value = _hooks["get"](ref)
-    except BaseException as exc:  # whatever the task raised belongs to the future
-        future.set_exception(exc.with_traceback(None))  # the frames of this thread help nobody
+    except BaseException as exc:  # every exception of the task is the future's result
+        future.set_exception(exc.with_traceback(None))  # the frames of this thread do not help users
     else:
         future.set_result(value)
 
 
 def install_hooks(**hooks: Callable[..., Any]) -> None:
-    """Give references the functions of the modules above that they need: restore, get, when_ready."""
+    """Set the functions of the modules above that references need: restore, get, when_ready."""
     _hooks.update(hooks)
 
 
@@ -75,7 +75,7 @@ handles.set_ref_class(ObjectRef)
 
 
 class Waitable:
-    """What `wait` takes beside references, because it is ready at some time: a generator."""
+    """Base of objects other than references that `wait` accepts: generators."""
 
     __slots__ = ()
 
@@ -83,13 +83,13 @@ class Waitable:
         """Return the references to its stream and to its end, one of which becomes ready.
 
         Raises:
-            NotImplementedError: it is another engine's, which waits for it by itself.
+            NotImplementedError: it belongs to another engine, which implements the wait itself.
         """
         raise NotImplementedError
 
 
 def kind_of(one: object) -> str:
-    """What something is that is no reference, for messages: of a generator also where its references come from."""
+    """Name the type of an object that is not a reference, for messages; for a generator, with how to get references."""
     name = type(one).__name__
     if not (hasattr(one, "completed") and hasattr(one, "__next__")):
         return name

@@ -1,14 +1,14 @@
-"""Waiting for room in the store: what is said meanwhile, and when the wait is hopeless.
+"""Waiting for room in the store: the retries, the warnings meanwhile, and the cases in which the wait fails.
 
-A value that does not fit now may fit later: another process drops a view, a value that is being written becomes one
-that can be spilled, a task ends. So a process that needs room asks the daemon to spill, and tries again after a sleep.
+A value that does not fit now may fit later: another process drops a view, a value that is being written is sealed and
+can be spilled, a task ends. So a process that needs room asks the daemon to spill, and tries again after a sleep.
 A wait ends in an error in three cases:
 
-- All that is in use is used by the waiting process itself, which sleeps. Nothing else could free it.
-- Every driver, worker and actor of the node sleeps in a get or wait, or waits for room, too, and no memory has changed
-  hands for the store's `patience_s`: a deadlock. The clients' limits differ a little, so that one task fails and lets
-  the others go on.
-- No memory has changed hands for `LIMIT_S`.
+- The waiting process itself uses all the memory in use, and it sleeps. No other process could free any.
+- Every driver, worker and actor of the node sleeps in a get or wait, or waits for room too, and no memory was allocated
+  or freed for the store's `patience_s`: a deadlock. The clients' limits differ a little, so that one task fails and the
+  others can continue.
+- No memory was allocated or freed for `LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 LIMIT_S = 600.0
 _STAGGER_S = 0.25  # between the limits of two clients
 _STAGGERED = 16
-_SERVES = 6  # so much longer waits a process for which work goes on elsewhere
-_ALONE_LOOKS = 3  # at the first of them, a round of spilling may have begun before the last change
-_THREADS_S = 2.0  # for another thread of this process to free what only this process uses
+_SERVES = 6  # factor for the patience of a process that serves other nodes, where work continues
+_ALONE_LOOKS = 3  # more than one: at the first, a round of spilling may have begun before the last change
+_THREADS_S = 2.0  # time for another thread of this process to free memory that only this process uses
 _WARN_S = 5.0  # until the first warning; twice as long until each further one
 _PAUSE_S = 0.1  # the longest sleep between two attempts
 _AWAKE_LOOKS = 3  # a client that sleeps is awake for a moment twenty times a second
@@ -43,7 +43,7 @@ class RoomWait:
     Args:
         store: of the process that waits.
         wanted: bytes.
-        serves: the process holds memory for other nodes, which may let go of it at any time.
+        serves: the process holds memory for other nodes, which may release it at any time.
     """
 
     def __init__(self, store: Store, wanted: int, serves: bool = False) -> None:
@@ -55,14 +55,14 @@ class RoomWait:
             store.client.index % _STAGGERED
         )
         self._mark = -1
-        self._alone = 0  # looks in a row that found that nothing else could free enough
+        self._alone = 0  # looks in a row that found that no other process could free enough
         self.may_pass = False  # whether the wait was given up only because others wait, too
         self._awake: dict[int, int] = {}  # at how many looks in a row
         self._warn_s = _WARN_S
 
     @property
     def waited_s(self) -> float:
-        """How long it has lasted."""
+        """How long the wait has lasted."""
         return time.monotonic() - self._began
 
     @property
@@ -71,7 +71,7 @@ class RoomWait:
         return min(_PAUSE_S, 0.001 + self.waited_s / 8)
 
     def stir(self) -> None:
-        """A round of spilling has freed something."""
+        """Restart the limits after a round of spilling has freed memory."""
         self._changed, self._alone = time.monotonic(), 0
 
     def nap(self) -> None:
@@ -79,7 +79,7 @@ class RoomWait:
         spill.nap(self._store.client, self.pause_s)
 
     def look(self) -> str:
-        """Say why there will be no room, after one more attempt; empty as long as there may be."""
+        """Check the store after a failed attempt; return the reason to give up, or "" to wait on."""
         client, now = self._store.client, time.monotonic()
         others, awake, mark = spill.outlook(client)
         used, committed, _ = arena.room(client)
@@ -114,7 +114,7 @@ class RoomWait:
 
 
 def story(store: Store, wanted: int) -> tuple[str, str]:
-    """Say what is wanted and what is free; and which processes use the rest."""
+    """Describe a full store in two texts: the wanted and free bytes; the processes that use the rest."""
     client = store.client
     usage = fsck.usage(client)
     free = usage["bytes_max"] - usage["bytes_used"]
@@ -131,13 +131,13 @@ def story(store: Store, wanted: int) -> tuple[str, str]:
 def explain(
     exc: ObjectStoreFullError, about: tuple[str, str], why: str = "", may_pass: bool = False
 ) -> ObjectStoreFullError:
-    """Make the error for a user of one of the core's.
+    """Make the error for users from an error of the core.
 
     Args:
-        exc: what the core raised.
+        exc: the error of the core.
         about: the `story`, from before the attempt that failed.
-        why: as `RoomWait.look` says it.
-        may_pass: as the error has it.
+        why: the reason, from `RoomWait.look`.
+        may_pass: the attribute of the error.
     """
     text = f"{about[0]} ({exc}{': ' + why if why else ''}){about[1]}"
     error = type(exc)(f"{text}. Drop references and views, or raise object_store_memory.")

@@ -7,10 +7,10 @@ Three forms beside the core's scalars:
             of an offset (OWN) marks a buffer that was writable.
   NDARRAY   a NumPy array by itself: a small header and its bytes. Three times faster to read than its pickle.
 
-Libraries write to what was writable, some without a look at NumPy's flag: torch has no read-only tensors, and
+Libraries write to buffers that were writable, and some ignore NumPy's flag: torch has no read-only tensors, and
 compiled code of scikit-learn updates a model in place. In the arena's read-only pages such a write is a segmentation
-fault. So a buffer marked OWN comes back private: small ones as copies, large ones as pages that are copied when they
-are written. Buffers that were read-only (Arrow's) and arrays by themselves are views of the arena.
+fault. So a buffer marked OWN is read back private: small ones as copies, large ones as pages that are copied when they
+are written. Buffers that were read-only (Arrow's), and arrays that are the whole value, are views of the arena.
 
 References inside a value are not pickled: they become numbers into the list of contained references that the
 object table keeps, so that the store can count them.
@@ -47,11 +47,12 @@ ALIGNMENT = 64
 # Below this size a buffer is cheaper inside the pickle than beside it.
 _OUT_OF_BAND_MIN = 1024
 OWN = 1
-# From this size on a private mapping is cheaper than a copy: of 1 MiB 16 instead of 70 us when nothing of it is read,
-# the same when all of it is; of 512 KiB a copy that is then written takes 42 us, and a mapping 220.
+# From this size on a private mapping is cheaper than a copy. For 1 MiB a mapping takes 16 us and a copy 70 us if
+# nothing is read, and both take the same if all is read. For 512 KiB that are then written, a copy takes 42 us and a
+# mapping 220 us.
 _MAP_BYTES_MIN = 1 << 20
-# A value is all reachable while it is rebuilt: a collection meanwhile finds nothing, and one comes for every 700 new
-# containers, each a little longer than the one before. Below this size there are too few objects to start one.
+# A value is fully reachable while it is rebuilt, so a garbage collection meanwhile finds nothing. Python starts one for
+# every 700 new containers, each a little longer than the one before. Smaller values have too few objects to start one.
 _PAUSE_BYTES_MIN = 4096
 _HEAD = struct.Struct("<II")
 _SPAN = struct.Struct("<QQ")
@@ -61,11 +62,11 @@ _ARRAY_HEADS = [struct.Struct(f"<BBH{ndim}Q") for ndim in range(65)]
 _reading = threading.local()
 # A global that pickled code names: the dict, the name and the value that was sent.
 Watched = tuple[dict[str, Any], str, Any]
-_job: Callable[[], str] = str  # of this process, where it has a session
+_job: Callable[[], str] = str  # names this process's job; "" without a session
 
 
 def install(job: Callable[[], str]) -> None:
-    """Set the function that names this process's job in all of the cluster."""
+    """Set the function that returns the cluster-wide name of this process's job."""
     global _job
     _job = job
 
@@ -82,12 +83,12 @@ class Serialized:
         self.refs = refs
 
     def write(self, writer: Writer) -> None:
-        """Copy every part to its place: the one copy that a `put` makes."""
+        """Copy every part to its place in the arena. This is the only copy that a `put` makes."""
         for offset, part in self.parts:
             writer.copy(offset, part)
 
     def to_bytes(self) -> bytes:
-        """Return the same bytes in one piece, for arguments that travel inside a task's record."""
+        """Return the same bytes in one piece, for arguments that are stored in a task's record."""
         if len(self.parts) == 1:
             return bytes(self.parts[0][1])
         out = bytearray(self.nbytes)
@@ -101,8 +102,8 @@ def serialize(value: Any) -> Serialized:
     """Serialize a value of any picklable type.
 
     Args:
-        value: anything; functions and classes of `__main__` and lambdas go by value (cloudpickle), NumPy arrays,
-            `bytes`-like buffers, Arrow tables, pandas frames and CPU tensors out of band.
+        value: anything; functions and classes of `__main__` and lambdas are sent by value (cloudpickle). NumPy arrays,
+            `bytes`-like buffers, Arrow tables, pandas frames and CPU tensors are stored out of band.
     Returns:
         The parts to be written.
     Raises:
@@ -122,9 +123,9 @@ def serialize_code(name: str, code: Any) -> tuple[Serialized, list[Watched]]:
 
     Args:
         name: for messages; the value is the pair (name, code).
-        code: what cloudpickle can take.
+        code: the function or class, which cloudpickle can pickle.
     Returns:
-        The parts, and the globals of this process whose next assignment makes what was sent out of date.
+        The parts, and the globals of this process whose next assignment makes the sent code out of date.
     Raises:
         SerializationError: it names something that cannot be pickled; the message has the path to it.
     """
@@ -136,17 +137,19 @@ def serialize_code(name: str, code: Any) -> tuple[Serialized, list[Watched]]:
 
 
 def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | None = None) -> Any:
-    """Build the value again.
+    """Rebuild a value from its serialized form.
 
     Args:
         kind: PICKLE, PICKLE5 or NDARRAY.
         data: bytes or a buffer of the arena; views of it become part of the value.
         refs: the references that the value contains, in order.
-        copy: True makes an array by itself private, too; False makes all arrays and buffers read-only views.
+        copy: True makes an array that is the whole value private too; False makes all arrays and buffers read-only
+            views.
     Returns:
-        The value. By default an array by itself is a read-only view; arrays and tensors inside a value are private.
+        The value. By default an array that is the whole value is a read-only view; arrays and tensors inside a value
+        are private.
     Raises:
-        SerializationError: what it was made of is missing here; the message names it.
+        SerializationError: a module or attribute of the value is missing here; the message names it.
     """
     if kind == NDARRAY:
         return _read_array(_private(data) if copy else data)
@@ -174,7 +177,7 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | No
 
 
 def _dtype_text(dtype: Any) -> bytes:
-    """What names a plain dtype anywhere, or nothing for one that needs pickle (objects, records)."""
+    """The portable name of a plain dtype; empty for one that needs pickle (objects, records)."""
     text = _texts.get(dtype)
     if text is None:
         plain = not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.kind != "V"
@@ -209,7 +212,7 @@ def _serialize_array(array: Any, numpy: Any) -> Serialized:
     parts: list[tuple[int, Any]] = [(0, head)]
     if array.nbytes:
         if fortran or array.dtype.kind not in "biufc":
-            # A flat byte view: for what the buffer protocol does not know (datetime64) or not in this order.
+            # A flat byte view, because the buffer protocol does not support the type (datetime64) or the order.
             array = array.reshape(-1, order="F" if fortran else "C").view(numpy.uint8)
         parts.append((start, array))
     return Serialized(NDARRAY, start + array.nbytes, parts, [])
@@ -254,8 +257,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         refs: list[ObjectRef],
         watched: list[Watched] | None = None,
     ) -> None:
-        # No method of its own as the callback: a pickler that knows itself is garbage that only the cycle collector
-        # finds, and with its memo all that it has pickled.
+        # The callback is not a method: a pickler that refers to itself is a cycle that only the garbage collector
+        # frees, together with its memo, which refers to everything that it has pickled.
         super().__init__(file, protocol=5, buffer_callback=functools.partial(_keep_buffer, buffers))
         self._refs = refs
         self._watched = watched
@@ -271,7 +274,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if issubclass(kind, type):
             return self._reduce_class(obj)
         module = kind.__module__
-        if type(module) is not str:  # a class may call itself anything
+        if type(module) is not str:  # a class can set any __module__
             return super().reducer_override(obj)
         if module == "numpy" and kind.__name__ == "ndarray" and not obj.flags.forc and not obj.dtype.hasobject:
             # NumPy pickles strided arrays in band: two copies more than a contiguous one made first.
@@ -283,7 +286,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return super().reducer_override(obj)
 
     def _reduce_function(self, function: Any) -> Any:
-        """Reduce a function as cloudpickle does, with the globals of its module in place of a dict of its own."""
+        """Reduce a function as cloudpickle does, but with the shared globals of its module, not a separate dict."""
         made = super().reducer_override(function)
         if type(made) is not tuple:  # by its name
             return made
@@ -301,7 +304,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return make, (code, origin, *rest), (set_state, state, versions), None, None, namespaces.set_function
 
     def _reduce_class(self, cls: type) -> Any:
-        """Reduce a class as cloudpickle does, with numbers that say which attributes a receiver takes over."""
+        """Reduce a class as cloudpickle does, with numbers that decide which attributes a receiver adopts."""
         made = super().reducer_override(cls)
         if type(made) is not tuple or len(made) < 6:  # by its name
             return made
@@ -311,20 +314,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _digest(value: Any) -> object:
-    """Stand for the content of a value; None where it cannot be pickled."""
+    """Digest the content of a value; None if it cannot be pickled."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     refs: list[ObjectRef] = []
     try:
         _PlainPickler(file, buffers, refs).dump(value)
-    except Exception:  # whatever the value's own methods raise; it is raised again where the value is pickled
+    except Exception:  # the value's methods may raise anything; it is raised again when the value is pickled
         return None
     content = namespaces.digest_of([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
     return content, tuple(ref.objref for ref in refs)
 
 
 class _PlainPickler(_Pickler):
-    """The same without numbers: for values that are compared, and not sent."""
+    """A pickler without version numbers, for values that are compared and not sent."""
 
     def _reduce_function(self, function: Any) -> Any:
         return cloudpickle.Pickler.reducer_override(self, function)
@@ -334,7 +337,7 @@ class _PlainPickler(_Pickler):
 
 
 def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
-    """Put a buffer beside the pickle, or say that it goes inside."""
+    """Keep a buffer out of band; return True if it must go inside the pickle instead."""
     try:
         if buffer.raw().nbytes < _OUT_OF_BAND_MIN:
             return True
@@ -352,7 +355,7 @@ def _serialize_any(value: object, watched: list[Watched] | None = None) -> Seria
         _Pickler(file, buffers, refs, watched).dump(value)
     except MemoryError:
         raise
-    except Exception as exc:  # whatever the value's own methods raise
+    except Exception as exc:  # the value's methods may raise anything
         raise SerializationError(_explain(value, exc)) from exc
     data = file.getbuffer()
     if not buffers:
@@ -371,7 +374,7 @@ def _serialize_any(value: object, watched: list[Watched] | None = None) -> Seria
 
 
 def _read_pickle5(data: Any, own: int) -> Any:
-    """Build a value whose buffers lie beside its pickle; those with the bit `own` in their offset become private."""
+    """Rebuild a value with out-of-band buffers; those with the bit `own` in their offset become private."""
     view = memoryview(data)
     length, count = _HEAD.unpack_from(view)
     start = _HEAD.size + _SPAN.size * count
@@ -388,12 +391,12 @@ def _read_pickle5(data: Any, own: int) -> Any:
 
 
 def _private(data: Any) -> memoryview | bytearray:
-    """All of a value's bytes, writable and this process's own."""
+    """Return a writable, private copy or mapping of all bytes of a value."""
     return _map_private(data, len(data)) or bytearray(data)
 
 
 def _map_private(data: Any, nbytes: int) -> memoryview | None:
-    """Map a value once more, copy-on-write, if so many of its bytes must be private that copying them costs more."""
+    """Map a value again, copy-on-write, if so many of its bytes must be private that copying them costs more."""
     if nbytes < _MAP_BYTES_MIN or not isinstance(data, Pin):
         return None
     mapped = map_private(data)
@@ -401,12 +404,12 @@ def _map_private(data: Any, nbytes: int) -> memoryview | None:
 
 
 def _explain(value: object, exc: BaseException, root: str = "value") -> str:
-    """Name the innermost part of a container that cannot be pickled: users must know what to remove."""
+    """Name the innermost part of a container that cannot be pickled, so that users know which part to remove."""
     path, part = "", value
     for _ in range(20):
         try:
             inner = _first_unpicklable(part)
-        except Exception:  # the value's own methods again; then the path ends here
+        except Exception:  # the value's methods may raise here too; then the path ends here
             break
         if inner is None:
             break
@@ -444,16 +447,16 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
     for step, item in items[:1000]:
         try:
             _PlainPickler(io.BytesIO(), [], []).dump(item)
-        except Exception:  # whatever a user's __reduce__ raises: this is the part we look for
+        except Exception:  # a user's __reduce__ may raise anything; this is the part to name
             return step, item
     return None
 
 
-_OF_A_CLASS = ("__dict__", "__weakref__")  # what cloudpickle leaves out
+_OF_A_CLASS = ("__dict__", "__weakref__")  # attributes that cloudpickle leaves out
 
 
 def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """List what a function captures: closure, defaults, and the globals that its code names."""
+    """List the values that a function captures: closure, defaults, and the globals that its code names."""
     items: list[tuple[str, Any]] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # the cell is still empty
@@ -467,7 +470,7 @@ def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def contained_ref(position: int) -> ObjectRef:
-    """What stands in a pickled value for the reference of that number among those that it contains.
+    """Unpickle a contained reference, given by its position in the list of contained references.
 
     Raises:
         SerializationError: it is read outside of `deserialize`.

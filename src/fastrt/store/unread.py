@@ -1,12 +1,12 @@
-"""Errors that nothing has read, printed once: of a task, a call or a constructor whose reference went unread.
+"""Print unread errors once: errors of tasks, calls and constructors whose references were dropped without a read.
 
-A process prints those whose last reference it has dropped itself. What a worker prints goes to the drivers as all of
-its output does; the daemon and its uplink, which never unpickle a value, pass bytes on to the drivers (`forward`,
+A process prints the errors whose last reference it has dropped itself. The output of workers goes to the drivers as
+usual; the daemon and its uplink, which never unpickle a value, forward the bytes to the drivers (`forward`,
 `print_one`).
-Not printed is what the program has asked for (cancelled tasks, calls of an actor that it has killed) and what is lost
-together with a node or session.
+Errors that the program itself caused (cancelled tasks, calls of an actor that it has killed) and errors of values that
+were lost with a node or session are not printed.
 
-A process prints at most PRINTED_MAX errors in WINDOW_S seconds, and says afterwards how many there were beyond.
+A process prints at most PRINTED_MAX errors in WINDOW_S seconds, and afterwards the number of those it left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Printer:
     """Writes errors to stderr, and no more of them than the limit allows.
 
     Args:
-        write: writes a text; default: to what `sys.stderr` is at that moment.
+        write: writes a text; default: to the current `sys.stderr`.
         clock: the time in seconds.
     """
 
@@ -59,18 +59,18 @@ class Printer:
         self._lock = threading.Lock()
 
     def add(self, objref: int, kind: int, data: bytes) -> None:
-        """Print one error as the store has it, unless it is one that the program expects."""
+        """Print one error, given in its stored form, unless the program expects it."""
         content = hash(data)
         sibling = any(before == content and abs(number - objref) == 1 for number, before in self._recent)
         self._recent.append((objref, content))
         if sibling:
-            return  # another result of the same task: their numbers follow each other
+            return  # another result of the same task: their numbers are consecutive
         text = _text_of(kind, data)
         if text is not None:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Print the text of an error, or count it where there were too many."""
+        """Print the text of an error, or count it if the limit is reached."""
         with self._lock:
             now = self._clock()
             if now - self._began >= WINDOW_S:
@@ -88,12 +88,12 @@ class Printer:
             self._beyond += count
 
     def left_s(self) -> float:
-        """Seconds until errors beyond the limit can be counted to the user; 0: there are none."""
+        """Seconds until the number of errors beyond the limit can be printed; 0: there are none."""
         with self._lock:
             return max(0.001, self._began + WINDOW_S - self._clock()) if self._beyond else 0.0
 
     def end(self) -> None:
-        """Say how many errors there were beyond the limit."""
+        """Print how many errors there were beyond the limit."""
         with self._lock:
             self._end_window()
 
@@ -107,7 +107,7 @@ class Printer:
 
 
 def _text_of(kind: int, data: bytes) -> str | None:
-    """Put an error into words; None for one that the program expects."""
+    """Return the text of an error; None for one that the program expects."""
     if kind == unread_list.ACTOR:
         return f"an actor could not be made: {data.decode('utf-8', 'replace')}"
     if kind < CORE_KINDS_END:
@@ -125,7 +125,7 @@ def _to_stderr(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except Exception:  # closed, or something strange: there is no other place to say it
+    except Exception:  # stderr is closed or replaced by a faulty object; there is no other place to report it
         return
 
 
@@ -135,7 +135,7 @@ _reports = threading.Lock()
 
 
 def start() -> None:
-    """Print from now on what this process frees unread: it is a driver, a worker or an actor."""
+    """Print the errors that this process frees unread from now on. Drivers, workers and actors call this."""
     unread_list.on_unread(_start_thread)
 
 
@@ -154,24 +154,24 @@ def report() -> None:
 
 
 def report_all(client: Client) -> None:
-    """Print also the errors that this process still holds: it is about to leave the session."""
+    """Print the unread errors, including those that this process still holds, before it leaves the session."""
     unread.keep_held(client)
     report()
     end()
 
 
 def end() -> None:
-    """Say how many errors there were beyond the limit: the process leaves the session."""
+    """Print how many errors there were beyond the limit, because the process leaves the session."""
     _printer.end()
 
 
 def discard() -> None:
-    """Forget errors that a process which died has left: it cannot read them, and others did not ask for them."""
+    """Drop the errors of a process that died: it cannot read them, and no other process asked for them."""
     unread_list.take()
 
 
 def forward(post: Callable[[Unread], object]) -> None:
-    """Pass errors that were freed here unread on to drivers, as messages that `print_one` takes."""
+    """Send the errors that this process freed unread to drivers, as messages for `print_one`."""
     if not unread_list.waits():
         return
     for objref, kind, data in unread_list.take()[0]:
@@ -180,7 +180,7 @@ def forward(post: Callable[[Unread], object]) -> None:
 
 
 def print_one(message: Unread) -> None:
-    """Print an error that the daemon has passed on."""
+    """Print an error that the daemon has forwarded."""
     try:
         data = base64.b64decode(message.data)
     except ValueError:  # not what `forward` sends
@@ -191,13 +191,13 @@ def print_one(message: Unread) -> None:
 
 
 def _start_thread() -> None:
-    """Have a thread print: a reference goes wherever the interpreter lets it, also where nothing may be written."""
+    """Print in a thread: the interpreter can free a reference at any point, even where this thread must not write."""
     global _reporting
     if not _reporting:
         _reporting = True
         try:
             _thread.start_new_thread(_run, ())  # threading.Thread takes locks that this thread may have
-        except RuntimeError:  # the interpreter is ending, or there are too many threads: later, or at the end
+        except RuntimeError:  # the interpreter is ending, or there are too many threads: printed later or at the end
             _reporting = False
 
 
@@ -217,7 +217,7 @@ def _run() -> None:
 
 
 def _forget_after_fork() -> None:
-    """A child has what the parent will print."""
+    """Drop the unread errors in a forked child: the parent prints them."""
     global _printer, _reporting, _reports
     _printer, _reporting, _reports = Printer(), False, threading.Lock()
     unread_list.take()

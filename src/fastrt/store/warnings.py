@@ -1,7 +1,7 @@
-"""Advice: one warning for each cause, when a program is slow for a reason that fastrt can see.
+"""Advice: one warning for each cause when a program is slow for a reason that fastrt detects.
 
-Looked for only where time is lost already (a large value is written, a process goes to sleep), so nothing here is on a
-fast path. `advice=False` or FASTRT_ADVICE=0 switches all of it off; Python's own filters know the category, too.
+The checks run only where time is already lost (a large value is written, a process goes to sleep), so none is on a fast
+path. `advice=False` or FASTRT_ADVICE=0 switches all of them off; Python's warning filters can select the category too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import PerformanceWarning
 from fastrt.store.ref import ObjectRef
 
-LARGE_BYTES = 1 << 20  # arguments from here on are worth a look
+LARGE_BYTES = 1 << 20  # arguments from this size on are checked
 _TIMES = 10
 _REMEMBERED = 64
 _EDGE_BYTES = 4096
@@ -36,7 +36,7 @@ _prints: dict[tuple[int, int, int], int] = {}
 
 
 def configure(enabled: bool) -> None:
-    """A session begins: whether there is advice in it. Each cause may be told of again."""
+    """Begin a session with or without advice. Each cause may be reported again."""
     global _enabled
     _enabled = enabled
     for seen in (_given, _arrays, _prints):
@@ -55,7 +55,7 @@ def give(cause: str, text: str) -> None:
 
 
 def array_passed(array: Any) -> None:
-    """A large array goes by value: say so when it is the same one again and again."""
+    """Count a large array that is passed by value; warn if the same one is passed repeatedly."""
     if not _enabled:
         return
     known, times = _arrays.get(id(array), (None, 0))
@@ -68,7 +68,7 @@ def array_passed(array: Any) -> None:
 
 
 def value_passed(nbytes: int, parts: Iterable[tuple[int, Any]]) -> None:
-    """Large arguments that are no arrays go by value; the same by their size and the bytes at both ends."""
+    """Count large arguments other than arrays that are passed by value; equal size and end bytes count as the same."""
     if not _enabled:
         return
     flat = [memoryview(part).cast("B") for _, part in parts]
@@ -89,24 +89,24 @@ def _repeated(what: str, nbytes: int) -> None:
 
 
 class LoneGets:
-    """Sees a program that submits a task and waits for it, again and again, while workers have nothing to do."""
+    """Detects a program that repeatedly submits one task and waits for it while workers are idle."""
 
     def __init__(self) -> None:
         self._count = 0
         self._slept_s = 0.0
 
     def before(self, client: Client, ref: ObjectRef) -> float:
-        """A `get` of one reference is about to sleep; what to give to `after`, or 0."""
+        """Called before a `get` of one reference sleeps. Returns the time to pass to `after`, or 0 not to count it."""
         if not _enabled or "gets in turn" in _given:
             return 0.0
-        idle = inspect.idle(client)  # those who are about to be woken for what is queued, too
+        idle = inspect.idle(client)  # includes workers that are about to be woken for queued tasks
         if not idle or core_tasks.queued(client) > idle or calls.is_call(client, ref):
             self._count, self._slept_s = self._count // 2, self._slept_s / 2
             return 0.0
         return time.monotonic()
 
     def after(self, began: float) -> None:
-        """It has slept."""
+        """Count a `get` that has slept since `began`."""
         self._count += 1
         self._slept_s += time.monotonic() - began
         if self._count >= _LONE_GETS and self._slept_s >= _LONE_S:
