@@ -22,7 +22,7 @@ class Reasons:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._found: dict[str, tuple[float, str | None]] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     async def find(self, address: str) -> str | None:
         """Say why the process at an address is not part of this cluster, as of at most ten seconds ago.
@@ -40,8 +40,8 @@ class Reasons:
                 self._found[address] = (time.monotonic(), why)
         return why
 
-    def tell(self, about: str, text: str) -> None:
+    def report(self, about: str, text: str) -> None:
         """Write to standard error, unless it was the last thing said about the same; an empty text says nothing."""
-        if text and self._told.get(about) != text:
+        if text and self._reported.get(about) != text:
             sys.stderr.write(f"fastrt: {text}\n")
-        self._told[about] = text
+        self._reported[about] = text

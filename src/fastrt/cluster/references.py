@@ -1,9 +1,9 @@
 """Objects that two nodes have named to each other over one stream.
 
-Exports are objects here that the other node holds: kept alive for it, and counted by how often they were named.
+Exports are objects here that the peer holds: kept alive for it, and counted by how often they were named.
 Imports are objects there that this node holds: each has a stand-in here, an object of this node's that becomes the
 same value once it has come. A stand-in that only this process holds is released, and the release says how many times
-the other node had named the object: when that node has named it once more meanwhile, the two counts differ, and it
+the peer had named the object: when that node has named it once more meanwhile, the two counts differ, and it
 sends the value again. So neither side waits for a message, and nothing is released too early.
 """
 
@@ -25,18 +25,18 @@ HELD_BYTES_MIN = 1 << 16  # smaller objects do not influence where a task runs
 
 
 class PeerError(FastrtError):
-    """The other node sent something that makes no sense; the stream to it is closed."""
+    """The peer sent something that makes no sense; the stream to it is closed."""
 
 
 @dataclass
 class StandIn:
-    """The object that represents one of the other node here: `task` seals it, None once it is sealed."""
+    """The object that represents one of the peer here: `task` seals it, None once it is sealed."""
 
     ref: ObjectRef
     task: int | None
     named: int = 0
     origin: Origin | None = None  # how to make it again
-    cancelled: tuple[bool, bool] | None = None  # on which terms the other node was asked to cancel its task
+    cancelled: tuple[bool, bool] | None = None  # on which terms the peer was asked to cancel its task
 
 
 @dataclass
@@ -50,13 +50,13 @@ class References:
 
     Args:
         store: this process's attachment.
-        send: called for each object whose value the other node does not have and should get once it is ready.
+        send: called for each object whose value the peer does not have and should get once it is ready.
         make: makes the message that names an object, from its number and whether it is the receiver's own.
 
     Attributes:
-        tell_held: called with the number and the bytes of each large object of this node's that the other one has the
+        on_held: called with the number and the bytes of each large object of this node's that the other one has the
             value of, too, and with 0 once it has not.
-        tell_stream: called with the number of each stream of the other node's, and with the one that stands for it.
+        on_stream: called with the number of each stream of the peer's, and with the one that stands for it.
     """
 
     def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
@@ -65,9 +65,9 @@ class References:
         self._make = make
         self._exports: dict[int, _Export] = {}
         self._imports: dict[int, StandIn] = {}
-        self._standing: dict[int, int] = {}  # stand-in's objref -> the other node's
-        self.tell_held: Callable[[int, int], None] = lambda objref, nbytes: None
-        self.tell_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
+        self._standing: dict[int, int] = {}  # stand-in's objref -> the peer's
+        self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
+        self.on_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
 
     def name(self, ref: ObjectRef) -> Any:
         """The message that names an object of this node to the other one."""
@@ -83,7 +83,7 @@ class References:
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def resolve(self, message: Any) -> ObjectRef:
-        """Return the object that the other node has named: one of this node, or a stand-in for one of that node.
+        """Return the object that the peer has named: one of this node, or a stand-in for one of that node.
 
         Raises:
             PeerError: it names an object of ours that it does not hold.
@@ -92,7 +92,7 @@ class References:
         if message.yours:
             export = self._exports.get(message.objref)
             if export is None:
-                raise PeerError(f"the other node names object {message.objref:#x} of this one, which it does not hold")
+                raise PeerError(f"the peer names object {message.objref:#x} of this one, which it does not hold")
             return export.ref
         found = self._imports.get(message.objref)
         if found is None:
@@ -104,30 +104,30 @@ class References:
             found = self._imports[message.objref] = StandIn(ref, task)
             self._standing[ref.objref] = message.objref
             if message.stream:
-                self.tell_stream(message.objref, ref)
+                self.on_stream(message.objref, ref)
         found.named += 1
         return found.ref
 
     def settled(self, objref: int) -> None:
-        """The value of the other node's object has come."""
+        """The value of the peer's object has come."""
         standin = self.waiting(objref)
         if standin is not None:
             standin.task = standin.origin = None
             self._held(standin.ref)
 
     def _held(self, ref: ObjectRef) -> None:
-        """The other node has the value of an object here, or will soon."""
+        """The peer has the value of an object here, or will soon."""
         if handles.is_ready(self._store.client, ref):
             nbytes = handles.describe(self._store.client, ref)["bytes"]
             if nbytes >= HELD_BYTES_MIN:
-                self.tell_held(ref.objref, nbytes)
+                self.on_held(ref.objref, nbytes)
 
     def imported(self, objref: int) -> StandIn:
-        """The stand-in for an object of the other node."""
+        """The stand-in for an object of the peer."""
         return self._imports[objref]
 
     def waiting(self, objref: int) -> StandIn | None:
-        """The stand-in that waits for the value of the other node's object; None when it is not wanted any more."""
+        """The stand-in that waits for the value of the peer's object; None when it is not wanted any more."""
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
 
@@ -136,7 +136,7 @@ class References:
         return self.waiting(self._standing.get(ref.objref, -1))
 
     def released(self, objref: int, named: int) -> None:
-        """The other node has released an object of this node that was named to it this many times."""
+        """The peer has released an object of this node that was named to it this many times."""
         export = self._exports.get(objref)
         if export is None:
             return
@@ -145,7 +145,7 @@ class References:
             self._send(export.ref)  # it was named again before we knew; there it is a new stand-in
         else:
             del self._exports[objref]
-            self.tell_held(objref, 0)
+            self.on_held(objref, 0)
 
     @property
     def exported(self) -> set[int]:
@@ -153,7 +153,7 @@ class References:
         return set(self._exports)
 
     def has(self, objref: int) -> bool:
-        """Whether the other node has an object of this node: it was sent there, or came from there."""
+        """Whether the peer has an object of this node: it was sent there, or came from there."""
         return objref in self._exports or objref in self._standing
 
     def exported_ref(self, objref: int) -> ObjectRef | None:
@@ -162,7 +162,7 @@ class References:
         return None if export is None else export.ref
 
     def adopt(self, message: Any, ref: ObjectRef) -> None:
-        """Let an object here be the stand-in for an object that the other node has named."""
+        """Let an object here be the stand-in for an object that the peer has named."""
         found = self._imports.get(message.objref)
         if found is None:
             self._imports[message.objref] = StandIn(ref, None, named=1)
@@ -177,7 +177,7 @@ class References:
             needed: numbers of stand-ins.
             is_used: whether one of them has a use that its references do not show; called last.
         Returns:
-            (the other node's object, its stand-in) of each.
+            (the peer's object, its stand-in) of each.
         """
         mine = [self._store.client.index]
         for objref, one in list(self._imports.items()):
@@ -185,12 +185,12 @@ class References:
             held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
             if not held and not is_used(one.ref.objref):
                 del self._imports[objref], self._standing[one.ref.objref]
-                self.tell_held(one.ref.objref, 0)
+                self.on_held(one.ref.objref, 0)
                 yield objref, one
 
     @property
     def has_stand_ins(self) -> bool:
-        """Whether objects of the other node are named here."""
+        """Whether objects of the peer are named here."""
         return bool(self._imports)
 
     def unfinished(self) -> list[StandIn]:
@@ -198,7 +198,7 @@ class References:
         return [one for one in self._imports.values() if one.task is not None]
 
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
-        """Objects of the other node whose tasks were cancelled here since the last call: (objref, force, alone)."""
+        """Objects of the peer whose tasks were cancelled here since the last call: (objref, force, alone)."""
         for objref, one in self._imports.items():
             terms = None if one.task is None else core.cancel_terms(self._store.client, one.task)
             if terms is not None and terms != one.cancelled:

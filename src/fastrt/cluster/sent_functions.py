@@ -27,7 +27,7 @@ class SentFunctions:
     Args:
         store: this process's attachment.
         references: of the stream.
-        out: the queue of messages to the other node.
+        out: the queue of messages to the peer.
     """
 
     def __init__(self, store: Store, references: References, out: Outgoing) -> None:
@@ -39,7 +39,7 @@ class SentFunctions:
         self._received: dict[bytes, tuple[ObjectRef, int]] = {}  # and how often it was sent
 
     def send(self, objref: int, index: int) -> bytes:
-        """Send a function, unless the other node has it; its digest.
+        """Send a function, unless the peer has it; its digest.
 
         Raises:
             FastrtError: it cannot be read.
@@ -56,7 +56,7 @@ class SentFunctions:
         return self._sent[objref][1]
 
     def on_function(self, message: Any) -> None:
-        """The other node sends a function."""
+        """The peer sends a function."""
         contains = [self._references.resolve(one) for one in message.contains]
         found = functions.find_function(self._client, message.digest)
         if found is None:
@@ -67,18 +67,18 @@ class SentFunctions:
         self._received[message.digest] = found, count + 1
 
     def received(self, digest: bytes) -> ObjectRef | None:
-        """A function that the other node has sent and not forgotten."""
+        """A function that the peer has sent and not forgotten."""
         found = self._received.get(digest)
         return None if found is None else found[0]
 
     def on_forget(self, digest: bytes) -> None:
-        """The other node has dropped a function that it has sent."""
+        """The peer has dropped a function that it has sent."""
         found = self._received.pop(digest, None)
         if found is not None and found[1] > 1:
             self._received[digest] = found[0], found[1] - 1
 
     def tidy(self) -> None:
-        """Let the other node drop the functions that this one has dropped."""
+        """Let the peer drop the functions that this one has dropped."""
         for objref, (index, digest) in list(self._sent.items()):
             if not functions.is_stored(self._client, objref, index):
                 del self._sent[objref]

@@ -52,7 +52,7 @@ _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while nothing comes and nothing is polled for: a tick costs 0.5 ms
-_TELL_S = 0.1  # between two reports to the head
+_REPORT_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
 _HOPS_MAX = 4  # how often a task is forwarded at most; else a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
@@ -88,12 +88,12 @@ class Uplink:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()  # and every forwarded task has been given back
         self._news = asyncio.Event()
-        self._to_tell = asyncio.Event()
+        self._report_due = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # of this node, at the last look
-        self._claims = Claims(self._client, self._lend_all)
+        self._claims = Claims(self._client, self._forward_all)
         self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
         self._budget = ArgumentBudget(self._client)
@@ -118,7 +118,7 @@ class Uplink:
         self._report.address = reachable(address, self._settings["head"])
         if self._native is not None:
             self._report.native = reachable(self._native.address, self._settings["head"])
-        background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
+        background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
@@ -149,14 +149,14 @@ class Uplink:
         while True:
             channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
             stream = call()
-            telling = asyncio.create_task(self._tell_head(stream))
+            reporting = asyncio.create_task(self._report_to_head(stream))
             try:
                 async for view in stream:
                     self._on_view(view)
             except grpc.aio.AioRpcError as exc:
                 await self._on_no_head(exc)
             finally:
-                telling.cancel()
+                reporting.cancel()
                 await channel.close()
             await asyncio.sleep(_AGAIN_S)
 
@@ -171,19 +171,19 @@ class Uplink:
             raise FastrtError(f"the head at {head}: {exc.details()}")
         why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
         if self._announce is None:
-            self._reasons.tell(head, f"the head is away: {why}" if why else "")
+            self._reasons.report(head, f"the head is away: {why}" if why else "")
         elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
             raise FastrtError(f"this node cannot join {head}: {why}")
         else:
             why = why or exc.details()
-            self._reasons.tell(head, f"the head at {head} does not answer: {why}. This node waits for it")
+            self._reasons.report(head, f"the head at {head} does not answer: {why}. This node waits for it")
 
-    async def _tell_head(self, stream: Any) -> None:
+    async def _report_to_head(self, stream: Any) -> None:
         while True:
-            self._to_tell.clear()
+            self._report_due.clear()
             await stream.write(self._report)
-            await asyncio.sleep(_TELL_S)
-            await self._to_tell.wait()
+            await asyncio.sleep(_REPORT_S)
+            await self._report_due.wait()
 
     def _on_joined(self) -> None:
         announce, self._announce = self._announce, None
@@ -196,7 +196,7 @@ class Uplink:
         there = {node: report for node, report in members.items() if node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
-        self._orders.tell(members.values())
+        self._orders.report_members(members.values())
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
         self._carry_out()
@@ -206,7 +206,7 @@ class Uplink:
         """Whether a report can be used; the head has checked it, but it is a node like any other."""
         why = refused_report(report)
         if why is not None:
-            self._reasons.tell("view", f"the head passes on a report that is left out: {why}")
+            self._reasons.report("view", f"the head passes on a report that is left out: {why}")
         return why is None
 
     # ---- streams to other nodes ----
@@ -223,7 +223,7 @@ class Uplink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is called again as long as the head knows it
             why = await self._reasons.find(peer.report.address) if peer.report is not None else None
             if why:
-                self._reasons.tell(peer.report.address, f"node {peer.report.name} is not called: {why}")
+                self._reasons.report(peer.report.address, f"node {peer.report.name} is not called: {why}")
         finally:
             peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
             if channel is not None:
@@ -232,7 +232,7 @@ class Uplink:
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
         exchange = Exchange(self._store, self._waiter, self._native, self._lineage, self._budget)
         exchange.on_output = self._pass_output_to_drivers
-        exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
+        exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why, is_lost = "the stream to it was closed", True
@@ -269,7 +269,7 @@ class Uplink:
     def _room_for(self, exchange: Exchange) -> int:
         """How many tasks another node may have here at once."""
         exchange.reported_room = self._pressure.room
-        return exchange.ledger.borrowed + self._pressure.room
+        return exchange.ledger.accepted + self._pressure.room
 
     def _on_frame(self, exchange: Exchange) -> None:
         peer = self._peers.setdefault(exchange.node, Peer(None, bool(self._workers)))
@@ -277,13 +277,13 @@ class Uplink:
             peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
         if peer.exchange is exchange:
             peer.adapt()
-        if self._tick > _BUSY_TICK_S and (exchange.ledger.lent or exchange.ledger.borrowed):
+        if self._tick > _BUSY_TICK_S and (exchange.ledger.forwarded or exchange.ledger.accepted):
             self._tick = _BUSY_TICK_S
             self._news.set()
         elif self._tidy_s > _TIDY_S:
             self._news.set()
         self._carry_out()
-        self._lend_more()
+        self._forward_more()
 
     # ---- what the daemon decides ----
 
@@ -298,7 +298,7 @@ class Uplink:
             for field, parts in ((self._report.total, total), (self._report.free, free)):
                 field.clear()
                 field.update(parts)
-            self._to_tell.set()
+            self._report_due.set()
 
     def _carry_out(self) -> None:
         """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
@@ -309,9 +309,9 @@ class Uplink:
             elif peer.exchange is not None and peer.exchange.node:
                 for key in self._orders.take(node):
                     if isinstance(key, ActorKey):
-                        peer.exchange.away.host(key.record)
+                        peer.exchange.remote_actors.host(key.record)
                     else:
-                        self._lend(peer, key.record)
+                        self._forward(peer, key.record)
             elif peer.report is not None:
                 self._call_soon(peer)
 
@@ -319,7 +319,7 @@ class Uplink:
 
     def _on_readers(self, message: messages.ReadsOutput) -> None:
         self._report.reads_output = message.on
-        self._to_tell.set()
+        self._report_due.set()
 
     def _on_output(self, message: messages.TaskOutput) -> None:
         """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
@@ -359,17 +359,17 @@ class Uplink:
 
     # ---- forwarding ----
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         """Look after the queue, as often as there is something to see."""
         tidy_at = 0.0
         while True:
             for exchange in self._exchanges:
-                exchange.guests.tend()
+                exchange.hosted_actors.report_ended()
             if self._store.tell is not None:
                 unread.forward(self._store.tell)
             excess = self._look()
             if excess:
-                self._lend_claimed(excess)
+                self._forward_claimed(excess)
             for peer in self._peers.values():
                 if peer.output:
                     self._send_output(peer)
@@ -411,7 +411,11 @@ class Uplink:
         return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
-        return sum(e.ledger.lent for e in self._exchanges), sum(e.ledger.borrowed for e in self._exchanges), self._done
+        return (
+            sum(e.ledger.forwarded for e in self._exchanges),
+            sum(e.ledger.accepted for e in self._exchanges),
+            self._done,
+        )
 
     def _look(self) -> int:
         """Bring the report up to date; how many tasks wait too long here."""
@@ -424,10 +428,10 @@ class Uplink:
             self._report.queued,
         ):
             self._report.idle, self._report.queued = idle, queued
-            self._to_tell.set()
+            self._report_due.set()
             self._report_free()
         if not self._workers:
-            self._lend_more()
+            self._forward_more()
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
@@ -449,7 +453,7 @@ class Uplink:
             peer.calling = True
             asyncio.get_running_loop().create_task(self._call(peer))
 
-    def _lend_claimed(self, most: int) -> None:
+    def _forward_claimed(self, most: int) -> None:
         """Claim up to `most` tasks and forward them."""
         helpers = self._helpers()
         kept = 0
@@ -464,17 +468,17 @@ class Uplink:
                 self._give_back(task)
                 continue
             peer = nearest(self._client, helpers, task)
-            self._lend(peer, task)
+            self._forward(peer, task)
             if not peer.room:
                 helpers.remove(peer)
 
-    def _lend(self, peer: Peer, task: int) -> None:
+    def _forward(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
         if core.cancelled(self._client, task):  # since it was claimed
             self._end_cancelled(task)
             return
         try:
-            peer.exchange.lend(task)
+            peer.exchange.forward(task)
         except FastrtError as exc:  # its function or arguments cannot be read: its results say so
             self._store.put_error(task, exc)
             core.finish(self._client, task)
@@ -488,7 +492,7 @@ class Uplink:
         self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
         core.finish(self._client, task)
 
-    def _lend_more(self) -> None:
+    def _forward_more(self) -> None:
         """On a node without workers: claim as many tasks as other nodes have room for."""
         if self._workers:
             return
@@ -496,17 +500,17 @@ class Uplink:
         if self._claims.room and not before:
             self._waiter.stir()
 
-    def _lend_all(self, tasks: list[int]) -> None:
+    def _forward_all(self, tasks: list[int]) -> None:
         helpers = self._helpers()
         for task in tasks:
             if not helpers:
                 self._give_back(task)  # the node that had room has gone: the next one gets it
                 continue
             peer = nearest(self._client, helpers, task)
-            self._lend(peer, task)
+            self._forward(peer, task)
             if not peer.room:
                 helpers.remove(peer)
-        self._lend_more()
+        self._forward_more()
 
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
