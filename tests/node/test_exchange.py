@@ -208,7 +208,7 @@ async def test_a_lost_stream_gives_everything_back():
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        ({"task": [{"task": 1, "results": 1, "function": b"?" * 16}]}, "a function that it has not sent"),
+        ({"task": [{"task": 1, "results": 1, "function": b"?" * 16}]}, "a task before the function"),
         ({"task": [{"task": 1, "results": 1 << 30}]}, "invalid counts"),
         ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "invalid counts"),
         ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
@@ -534,7 +534,7 @@ async def test_a_task_with_a_demand_that_is_none_closes_the_stream():
         here.forward(1)
         frame = await here.frames(lambda frame: frame.task)
         frame.task[0].demand = b"much"
-        with pytest.raises(PeerError, match="demands b'much' is no demand"):
+        with pytest.raises(PeerError, match="invalid demand: b'much' is no demand"):
             there.exchange.on_frame(frame)
 
 

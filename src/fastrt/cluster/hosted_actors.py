@@ -90,9 +90,7 @@ class HostedActors:
         references = self._exchange.references
         refs = [references.resolve(one) for one in message.ref]
         if message.dependencies > len(refs) or message.results > self._exchange.RESULTS_MAX:
-            raise PeerError(
-                f"node {self._exchange.name} sent a call with invalid counts"
-            )
+            raise PeerError(f"node {self._exchange.name} sent a call with invalid counts")
         hosted = self._actors.get(message.actor.hosted)
         ref = references.exported_ref(message.actor.objref) if hosted is None else hosted.ref
         if ref is None:

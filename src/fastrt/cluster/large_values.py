@@ -31,8 +31,8 @@ from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
 
-# Smaller values are sent in one piece with the tasks that need them. A value in several pieces would occupy memory on the
-# receiver before its last piece has arrived, and might wait behind others that there is no room for.
+# Smaller values are sent in one piece with the tasks that need them. A value in several pieces would occupy memory on
+# the receiver before its last piece has arrived, and might wait behind others that there is no room for.
 BYTES_MIN = PIECE_BYTES + 1
 _OBJREF_MOST = (1 << 64) - 1
 _SILENCE_S = 5.0  # an exchange whose network is cut ends after 10 s

@@ -42,9 +42,7 @@ def refused_report(report: Any) -> str | None:
     if len(report.name) > _NAME_MAX or not report.name.isprintable():
         return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
     if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:
-        return (
-            f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: more than a node can have"
-        )
+        return f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: above the limits"
     for parts_of in (report.total, report.free):
         if len(parts_of) > _RESOURCES_MAX:
             return f"it names {len(parts_of)} resources; {_RESOURCES_MAX} are allowed"

@@ -15,9 +15,8 @@ PIECE_BYTES = 1 << 18
 class Outgoing:
     """Collects messages and hands them out as frames.
 
-    Small messages and the first pieces of large values are sent in the order in which they were added: a first piece may
-    name objects whose values follow it. Further pieces of several values take turns, so a large value does not delay the
-    others.
+    Small messages and the first pieces of large values are sent in the order in which they were added: a first piece
+    may name objects whose values follow it. Further pieces take turns, so a value of a gigabyte delays no other one.
 
     Args:
         frame: creates an empty Frame.
@@ -85,7 +84,9 @@ class Outgoing:
             piece = next(pieces, None)
             if piece is None:
                 then()
-                if self._small and room > 0:  # a message that `then` added may go now: it follows the last piece
+                if (
+                    self._small and room > 0
+                ):  # end this frame: the next one brings what `then` added, after the last piece
                     break
                 continue
             frame.value.append(piece)

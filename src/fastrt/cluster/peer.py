@@ -45,7 +45,7 @@ class Peer:
         return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.forwarded)
 
     def adapt(self) -> None:
-        """Adapt the target after a frame: raise it while the peer's queue is empty, lower it while the queue is long."""
+        """Adapt the target after a frame: raise it while the peer's queue is empty, lower it while that is long."""
         assert self.exchange is not None
         workers = max(1, self.exchange.workers)
         least = 2 * workers

@@ -1,7 +1,7 @@
-"""Actors that run on the peer node: actors created here and placed there, and its actors with handles here.
+"""Actors that run on the peer: actors created here and placed there, and the peer's actors with handles here.
 
-Each has a record here in state AWAY, and this process takes its calls: it sends them over the stream in the order of
-the mailbox, and seals their results when they come. The stream keeps that order, so calls of one caller run in it. The
+Each has a local record in state AWAY. This process takes its calls, sends them over the stream in the order of the
+mailbox, and seals their results when they arrive. The stream keeps that order, so calls of one caller run in it. The
 node that created an actor owns it: it decides about the name, the restarts and the calls of a dead process, and treats
 a lost node as a dead process.
 """
@@ -35,21 +35,21 @@ _SET = message_set("node")
 _Actor, _Plan, _Call, _Whose, _Ask, _Answer = (
     _SET.message(f"fastrt.node.{name}") for name in ("Actor", "Plan", "Call", "Whose", "Ask", "Answer")
 )
-_LOOK_S = 1.0  # covers a caller that was killed before its wake
+_LOOK_S = 1.0  # between polls: a caller may be killed before it sends its wake
 
 
 @dataclass
 class RemoteActor:
-    """An actor on the peer.
+    """An actor that runs on the peer.
 
     Attributes:
-        actor: its record here.
-        name: of its class.
-        target: what names it to the peer.
+        actor: its local record.
+        name: its class's name.
+        target: the message that names it to the peer.
         sent: numbers of its calls that the peer has.
-        fallen: calls that its process there did not end, and how often each had begun.
-        gone: what the peer says of the end of that process.
-        mailbox: while its calls are taken.
+        returned: calls that its process on the peer did not finish, and how often each had begun.
+        gone: the peer's report that this process has ended; None: it has not.
+        mailbox: set while this process takes its calls.
     """
 
     actor: int
@@ -62,12 +62,12 @@ class RemoteActor:
 
 
 class Mailbox:
-    """The mailbox of an actor target process is on the peer, a source of `LoopWaiter`.
+    """The mailbox of an actor that runs on the peer; a source of `LoopWaiter`.
 
     Args:
         client: this process's attachment.
         remote: the actor.
-        then: called with the remote and its claimed calls; with none when there may be other news.
+        then: called with the actor and its claimed calls; with no calls when something else may have changed.
     """
 
     def __init__(self, client: Client, remote: RemoteActor, then: Callable[[RemoteActor, list[int]], None]) -> None:
@@ -75,7 +75,7 @@ class Mailbox:
         self._remote, self._then = remote, then
 
     def look(self) -> None:
-        """Take all calls that can run."""
+        """Claim all calls that can run."""
         claimed = [task for task in map(self._inbox.claim, self._inbox.look()) if task != core.NO_TASK]
         self._then(self._remote, claimed)
 
@@ -85,10 +85,10 @@ class Mailbox:
 
 
 class RemoteActors:
-    """The calling side of one stream.
+    """The actors that run on one peer and are called from this node.
 
     Args:
-        exchange: the stream.
+        exchange: the stream to the peer.
         store: this process's attachment.
     """
 
@@ -97,22 +97,22 @@ class RemoteActors:
         self._store = store
         self._client = store.client
         self._by_record: dict[int, RemoteActor] = {}  # by record
-        self._placed: dict[int, RemoteActor] = {}  # ours, by the number that the peer knows
-        self._by_stand_in: dict[int, RemoteActor] = {}  # the peer's, by the objref of the stand-in
+        self._placed: dict[int, RemoteActor] = {}  # owned by this node, by the number that the peer knows
+        self._by_stand_in: dict[int, RemoteActor] = {}  # owned by the peer, by the objref of the stand-in
         self._asked: dict[int, asyncio.Future[tuple[list[str], ObjectRef | None]]] = {}
         self._numbers = 0
 
-    # ---- ours ----
+    # ---- actors of this node ----
 
     def host(self, actor: int) -> None:
-        """Have the peer run an actor that this process has taken by `actors.carry`."""
+        """Send an actor that this process has claimed by `actors.carry` to the peer, which will host it."""
         info = actors.info(self._client, actor)
         try:
             ref = handles.acquire(self._client, *info["object"])
             plan: ActorPlan = self._store.load(ref)
             demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else b""
             function = b"" if plan.cls is None else self._exchange.functions.send(plan.cls.objref, plan.cls.index)
-        except FastrtError as exc:  # its last handle went, or what it is made of is lost
+        except FastrtError as exc:  # its last handle is gone, or its class or arguments are lost
             self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")
             return
         self._numbers += 1
@@ -120,34 +120,34 @@ class RemoteActors:
         message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"])
         if plan.init is not None:
             message.init.CopyFrom(self._exchange.references.name(plan.init))
-        if not info["max_restarts"]:  # else handles that come there must find it wherever it runs next
+        if not info["max_restarts"]:  # otherwise handles on the peer must find it on any node that runs it next
             message.ref.CopyFrom(self._exchange.references.name(ref))
         self._exchange.out.add("actor", message, len(bare) + len(demand) + 128)
         self._placed[self._numbers] = self._follow(actor, plan.name, _Whose(hosted=self._numbers))
         actors.carried(self._client, actor)
 
     def on_gone(self, message: Any) -> None:
-        """The process of an actor of ours has ended over there."""
+        """Handle the end of the process of an actor that this node owns."""
         remote = self._placed.get(message.hosted)
         if remote is not None:
             remote.gone = message
             self._settle(remote)
 
     def on_fallen(self, remote: RemoteActor, number: int, task: int, attempts: int) -> None:
-        """A call came back without a result, because its actor's process ended."""
+        """Handle a call that was returned without a result, because its actor's process ended."""
         remote.sent.discard(number)
         remote.returned.append((task, attempts))
         self._settle(remote)
 
     def ended(self, remote: RemoteActor, number: int) -> None:
-        """A call has its results, or was cancelled."""
+        """Handle the end of a call: it has its results, or was cancelled."""
         remote.sent.discard(number)
         if not remote.sent and remote.actor in self._by_record:
             self._settle(remote)
             self._look_for_end(remote)
 
     def _settle(self, remote: RemoteActor) -> None:
-        """Leave everything to the actor's next process, once nothing comes from the last one any more."""
+        """Leave the calls to the actor's next process, once the last one has ended and answered all its calls."""
         if remote.gone is None and not remote.returned:
             return
         self._close_mailbox(remote)
@@ -159,7 +159,7 @@ class RemoteActors:
 
     def _lose(self, remote: RemoteActor, how: str) -> None:
         for task, attempts in remote.returned:
-            for _ in range(attempts - 1):  # the first is counted here already
+            for _ in range(attempts - 1):  # the first attempt is already counted here
                 submission.again(self._client, task)
             if core.cancelled(self._client, task):
                 self._exchange.end(task, TaskCancelledError("the call was cancelled"))
@@ -181,32 +181,32 @@ class RemoteActors:
         self._placed.pop(remote.target.hosted, None)
 
     def _drop(self, actor: int, how: str) -> None:
-        """Leave it to the daemon what becomes of an actor."""
-        actors.drop(self._client, actor, how)  # in the record: the daemon may look before it reads any message
+        """Return an actor to the daemon, which decides whether it is restarted."""
+        actors.drop(self._client, actor, how)  # in the record: the daemon may read it before any message
         if self._store.tell is not None:
             self._store.tell(ActorsChanged())
 
     def _look_for_end(self, remote: RemoteActor) -> None:
-        """End an actor of this node on the peer, once no caller is left and all its calls have ended."""
+        """End an actor of this node on the peer, once no handle is left and all its calls have ended."""
         if remote.target.hosted and actors.is_over(self._client, remote.actor):
             self._exchange.out.add("unhost", remote.target.hosted)
             self._forget(remote)
             self._drop(remote.actor, "its last handle is gone")
 
-    # ---- the peer's ----
+    # ---- actors of the peer ----
 
     def send_plan(self, ref: ObjectRef) -> None:
-        """The peer has been named the object of an actor: tell how to call it."""
+        """Send the description of an actor to the peer, which has received the name of its object."""
         plan: ActorPlan = self._store.load(ref)
         bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
         self._exchange.out.add("plan", _Plan(objref=ref.objref, plan=bare), len(bare) + 64)
 
     def on_plan(self, message: Any) -> None:
-        """How to call an actor of the peer, target object was named here."""
+        """Create the local record of an actor of the peer from its description."""
         standin = self._exchange.references.waiting(message.objref)
         if standin is None or standin.task is None:
-            return  # it is not wanted any more
-        plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
+            return  # no handle needs it any more
+        plan: ActorPlan = pickle.loads(message.plan)  # safe: the peer has proved the session's token
         parts = serialize(plan)
         writer = self._store.result(standin.task, 0, parts.nbytes, parts.kind, 0)
         if writer is not None:
@@ -218,18 +218,18 @@ class RemoteActors:
         standin.task = standin.origin = None
 
     def _class(self, name: str) -> ObjectRef:
-        """Store a placeholder for a class that this node does not have: its name, for messages."""
+        """Store a placeholder for a class that this node does not have; it holds the name, for messages."""
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"class elsewhere").digest()
         found: ObjectRef = functions.add_function(self._client, digest, self._store.put(name), name)
         return found
 
     def is_used(self, objref: int) -> bool:
-        """Whether an object stands for an actor that still has calls."""
+        """Return whether an object is the stand-in for an actor that still has calls."""
         remote = self._by_stand_in.get(objref)
         return remote is not None and (bool(remote.sent) or actors.has_calls(self._client, remote.actor))
 
     def given_up(self, objref: int) -> None:
-        """Drop the actor of an object that is not held here any more."""
+        """Drop the actor of a stand-in that this node has released."""
         remote = self._by_stand_in.pop(objref, None)
         if remote is not None and remote.actor in self._by_record:
             self._forget(remote)
@@ -249,7 +249,7 @@ class RemoteActors:
             info = actors.info(self._client, remote.actor)
             target = _Whose(restart=not info["ended"], gentle=order == actors.ORDER_END, reason=info["reason"])
             target.MergeFrom(remote.target)
-            self._exchange.out.add("kill", target)  # before calls that were made after it
+            self._exchange.out.add("kill", target)  # ahead of the calls that were made after it
         for task in tasks:
             self._send(remote, task)
         if not tasks and not remote.sent:
@@ -269,14 +269,14 @@ class RemoteActors:
     # ---- names ----
 
     def ask(self, name: str) -> asyncio.Future[tuple[list[str], ObjectRef | None]]:
-        """Ask the peer for the actor of a name, or, with none, for the names that there are."""
+        """Ask the peer for the actor with a name; with an empty name, for all its actor names."""
         self._numbers += 1
         asked = self._asked[self._numbers] = asyncio.get_running_loop().create_future()
         self._exchange.out.add("ask", _Ask(number=self._numbers, name=name))
         return asked
 
     def on_ask(self, message: Any) -> None:
-        """The peer asks."""
+        """Answer the peer's search for an actor name."""
         answer = _Answer(number=message.number)
         if not message.name:
             answer.name.extend(actors.names(self._client))
@@ -288,17 +288,17 @@ class RemoteActors:
         self._exchange.out.add("answer", answer)
 
     def on_answer(self, message: Any) -> None:
-        """The peer answers."""
+        """Resolve a search with the peer's answer."""
         ref = self._exchange.references.resolve(message.ref) if message.HasField("ref") else None
         asked = self._asked.pop(message.number, None)
         if asked is not None and not asked.done():
             asked.set_result((list(message.name), ref))
 
     def close(self, take_back: Callable[[int], int | None], lost: str) -> None:
-        """The stream has ended.
+        """End all remote actors and searches, because the stream has ended.
 
         Args:
-            take_back: gives the task that a number stands for.
+            take_back: removes a forwarded call by its number; returns its task, or None if it has ended.
             lost: how the peer was lost.
         """
         for asked in self._asked.values():
@@ -309,9 +309,9 @@ class RemoteActors:
             tasks = [take_back(number) for number in sorted(remote.sent)]
             remote.returned += [(task, 1) for task in tasks if task is not None]
             if not remote.target.hosted:
-                actors.end_for_good(self._client, remote.actor, actors.FAILED, f"it lived elsewhere: {lost}")
+                actors.end_for_good(self._client, remote.actor, actors.FAILED, f"it ran on another node: {lost}")
                 for task, _ in remote.returned:
-                    self._exchange.end(task, ActorDiedError(f"actor {remote.name} is out of reach: {lost}"))
+                    self._exchange.end(task, ActorDiedError(f"actor {remote.name} cannot be reached: {lost}"))
                 remote.returned.clear()
             self._lose(remote, lost)
         self._by_stand_in.clear()

@@ -1,8 +1,8 @@
-"""The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
+"""The uplink process: connects this node to a cluster. `fastrt.runtime` starts `main(SETTINGS)`.
 
-It is a client of the arena like a worker, and runs no task itself: it claims tasks that would wait too long here,
-forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers do not notice it. When it
-dies, its tasks run again as a dead worker's do, and another uplink takes its place.
+The uplink is a client of the arena like a worker, but runs no tasks: it claims tasks that would wait too long here,
+forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers see no difference. When it
+dies, its tasks run again like those of a dead worker, and a new uplink is started.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _Report = _SET.message("fastrt.node.Report")
 _Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
-_CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
+_CALLING_TICK_S = 0.1  # on a node without workers, while another node that should run tasks is not connected
 _TIDY_S = 1.0
-_QUIET_TIDY_S = 4.0  # while nothing comes and nothing is polled for: a tick costs 0.5 ms
+_QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
 _REPORT_S = 0.1  # between two reports to the head
-_AGAIN_S = 0.5  # before a node or the head that did not answer is called again
-_HOPS_MAX = 4  # how often a task is forwarded at most; else a cancellation might never catch up with it
+_AGAIN_S = 0.5  # before another attempt to connect to a node or to the head
+_HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
-_OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
+_OUTPUT_BYTES_MAX = 1 << 20  # queued for one node
 _OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
 _END_S = 2.0  # for streams to end in order
 
 
 class Uplink:
-    """This node in its cluster.
+    """This node's connections to its cluster: the head, the other nodes and the daemon.
 
     Args:
         store: this process's attachment.
@@ -86,13 +86,13 @@ class Uplink:
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()  # and every forwarded task has been given back
+        self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
         self._report_due = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
-        self._load: tuple[int, ...] = ()  # of this node, at the last look
+        self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
         self._claims = Claims(self._client, self._forward_all)
         self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
@@ -122,14 +122,14 @@ class Uplink:
         if not self._workers:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
-        streams.end_with_starter(self._stopping)  # from the start: it may wait long for the head
+        streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
         self._announce = partial(streams.announce, address)
         if not self._settings["join_first"]:
             self._on_joined()
         try:
             done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
             for one in done - {stopping}:
-                one.result()  # what went wrong there ends the process
+                one.result()  # an error in a background task ends the process
         finally:
             self._stopping.set()
             for one in background:
@@ -161,7 +161,7 @@ class Uplink:
             await asyncio.sleep(_AGAIN_S)
 
     async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
-        """Say why the stream to the head has ended, once for each reason.
+        """Report why the stream to the head has ended, once for each reason.
 
         Raises:
             FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
@@ -171,7 +171,7 @@ class Uplink:
             raise FastrtError(f"the head at {head}: {exc.details()}")
         why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
         if self._announce is None:
-            self._reasons.report(head, f"the head is away: {why}" if why else "")
+            self._reasons.report(head, f"the head cannot be reached: {why}" if why else "")
         elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
             raise FastrtError(f"this node cannot join {head}: {why}")
         else:
@@ -203,10 +203,10 @@ class Uplink:
         self._news.set()
 
     def _is_sound(self, report: Any) -> bool:
-        """Whether a report can be used; the head has checked it, but it is a node like any other."""
+        """Return whether a report is valid. The head has checked it, but this node does not rely on that."""
         why = refused_report(report)
         if why is not None:
-            self._reasons.report("view", f"the head passes on a report that is left out: {why}")
+            self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
         return why is None
 
     # ---- streams to other nodes ----
@@ -220,10 +220,10 @@ class Uplink:
             channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
             await self._exchange(stream, stream.write)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is called again as long as the head knows it
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # connects again as long as the head lists the peer
             why = await self._reasons.find(peer.report.address) if peer.report is not None else None
             if why:
-                self._reasons.report(peer.report.address, f"node {peer.report.name} is not called: {why}")
+                self._reasons.report(peer.report.address, f"this node cannot connect to node {peer.report.name}: {why}")
         finally:
             peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
             if channel is not None:
@@ -239,7 +239,7 @@ class Uplink:
         try:
             async for frame in frames:
                 if not exchange.node and not frame.HasField("hello"):
-                    raise PeerError("its first frame does not say which node it is")
+                    raise PeerError("its first frame has no hello, which names the node")
                 await exchange.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
@@ -267,7 +267,7 @@ class Uplink:
             frame = await exchange.out.next_frame()
 
     def _room_for(self, exchange: Exchange) -> int:
-        """How many tasks another node may have here at once."""
+        """Return how many tasks the peer may have on this node at once."""
         exchange.reported_room = self._pressure.room
         return exchange.ledger.accepted + self._pressure.room
 
@@ -285,14 +285,14 @@ class Uplink:
         self._carry_out()
         self._forward_more()
 
-    # ---- what the daemon decides ----
+    # ---- orders of the daemon ----
 
     def _on_orders(self) -> None:
         self._report_free()
         self._carry_out()
 
     def _report_free(self) -> None:
-        """Bring the free resources in the report up to date."""
+        """Update the free resources in the report to the head."""
         total, free = self._orders.total, self._orders.free_now()
         if (total, free) != (dict(self._report.total), dict(self._report.free)):
             for field, parts in ((self._report.total, total), (self._report.free, free)):
@@ -322,7 +322,7 @@ class Uplink:
         self._report_due.set()
 
     def _on_output(self, message: messages.TaskOutput) -> None:
-        """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
+        """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
         prefix = f"({message.source}, node={self._settings['name']}) "
         text = "".join(f"{prefix}{line}\n" for line in message.lines)
         output = _Output(text=text, error=message.is_error, update=message.is_update)
@@ -350,7 +350,7 @@ class Uplink:
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
 
     def _connected(self) -> tuple[list[Exchange], bool]:
-        """The streams to other nodes, one for each, and whether that is all nodes that are there."""
+        """Return one stream for each connected node, and whether every member is connected."""
         there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
         known = [peer for peer in self._peers.values() if peer.report is not None]
         return [peer.exchange for peer in there if peer.exchange is not None], all(
@@ -360,7 +360,7 @@ class Uplink:
     # ---- forwarding ----
 
     async def _maintain(self) -> None:
-        """Look after the queue, as often as there is something to see."""
+        """Forward excess tasks and clean up periodically: more often while the load changes."""
         tidy_at = 0.0
         while True:
             for exchange in self._exchanges:
@@ -380,7 +380,7 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
-                self._on_cancelled()  # for a canceller that died before it sent the signal
+                self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
@@ -394,7 +394,7 @@ class Uplink:
             tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
 
     def _polls(self) -> bool:
-        """Whether something here has no event: stand-ins that nothing holds any more, nodes to call again."""
+        """Return whether something must be polled: orders, unused stand-ins, output to send, nodes to reconnect to."""
         return bool(
             self._orders.wanted()
             or self._finder.kept()
@@ -403,7 +403,7 @@ class Uplink:
         )
 
     def _next_tick(self) -> float:
-        """How long to sleep before the next look, if nothing comes: longer and longer while tasks just run."""
+        """Return how long to sleep if no event comes; the time doubles while the load is constant."""
         before, self._load = self._load, self._load_now()
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
@@ -418,7 +418,7 @@ class Uplink:
         )
 
     def _look(self) -> int:
-        """Bring the report up to date; how many tasks wait too long here."""
+        """Update the report to the head; return how many queued tasks would wait too long here."""
         queued = core.queued(self._client)
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         idle = sum(row["task"] is None for row in workers)
@@ -436,11 +436,11 @@ class Uplink:
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
             if self._pressure.room and not exchange.reported_room:
-                exchange.out.stir()  # a node with too many tasks need not ask
+                exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
 
     def _helpers(self) -> list[Peer]:
-        """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
+        """Return the peers that have room for tasks, most room first; begin to connect to those without a stream."""
         for peer in self._peers.values():
             if peer.report is not None and peer.report.workers:
                 self._call_soon(peer)
@@ -448,7 +448,7 @@ class Uplink:
         return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
 
     def _call_soon(self, peer: Peer) -> None:
-        """Call a node, unless that is under way, or was in vain a moment ago."""
+        """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
         if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
             peer.calling = True
             asyncio.get_running_loop().create_task(self._call(peer))
@@ -462,7 +462,7 @@ class Uplink:
             if task < 0:
                 return
             most -= 1
-            # Admitted here, and waiting for a worker: decide again. Or forwarded so often that it should stay.
+            # A task with demands was admitted on this node and stays. So does one that was forwarded _HOPS_MAX times.
             if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
                 kept += 1
                 self._give_back(task)
@@ -474,12 +474,12 @@ class Uplink:
 
     def _forward(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
-        if core.cancelled(self._client, task):  # since it was claimed
+        if core.cancelled(self._client, task):  # cancelled since it was claimed
             self._end_cancelled(task)
             return
         try:
             peer.exchange.forward(task)
-        except FastrtError as exc:  # its function or arguments cannot be read: its results say so
+        except FastrtError as exc:  # its function or arguments cannot be read: the error becomes its result
             self._store.put_error(task, exc)
             core.finish(self._client, task)
 
@@ -493,7 +493,7 @@ class Uplink:
         core.finish(self._client, task)
 
     def _forward_more(self) -> None:
-        """On a node without workers: claim as many tasks as other nodes have room for."""
+        """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
         if self._workers:
             return
         before, self._claims.room = self._claims.room, sum(peer.room for peer in self._helpers())
@@ -504,7 +504,7 @@ class Uplink:
         helpers = self._helpers()
         for task in tasks:
             if not helpers:
-                self._give_back(task)  # the node that had room has gone: the next one gets it
+                self._give_back(task)  # the node that had room is gone: another one gets the task
                 continue
             peer = nearest(self._client, helpers, task)
             self._forward(peer, task)
@@ -522,7 +522,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether to say that it serves only once the head has answered), lineage_bytes, patience_s (of the store),
+            (whether it announces its address only once the head has answered), lineage_bytes, patience_s (the store's),
             token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
