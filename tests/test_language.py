@@ -21,10 +21,7 @@ PHRASES = {
 }
 PATTERN = re.compile("|".join(PHRASES), re.I)
 BUDGETS: dict[str, int] = {
-    "_core/tasks": 1,
-    "cluster": 78,
     "engines": 27,
-    "membership": 2,
     "scheduler": 3,
     "util": 43,
 }

@@ -43,10 +43,10 @@ class Side:
         """Submit a task; its result."""
         return submission.submit(self.client, submission.TaskOptions(self.function), args)
 
-    def lend(self, *args):
+    def forward(self, *args):
         """Submit a task and lend it; its result."""
         ref = self.submit(*args)
-        self.exchange.lend(core.next_task(self.client, 0.0, 0.0))
+        self.exchange.forward(core.next_task(self.client, 0.0, 0.0))
         return ref
 
     async def frames(self, enough):
@@ -102,7 +102,7 @@ def has_values(frame, count):
 async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
     async with pair() as (here, there):
         argument = here.store.put(["value"])
-        result = here.lend(argument, 1)
+        result = here.forward(argument, 1)
         frame = await here.frames(lambda frame: frame.task and frame.value)
         there.exchange.on_frame(frame)
         task = core.next_task(there.client, 0.0, 0.0)
@@ -112,7 +112,7 @@ async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
         assert core.finish_scalar(there.client, task, one + 41)
         here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
         assert here.store.get(result, timeout=0) == 42
-        assert here.exchange.ledger.lent == 0
+        assert here.exchange.ledger.forwarded == 0
         del stand_in
 
 
@@ -121,7 +121,7 @@ async def test_a_large_container_comes_before_the_small_values_it_names():
     async with pair() as (here, there):
         inner = here.store.put([1, 2])
         outer = here.store.put([inner, bytes(1 << 20)])
-        here.lend(outer)
+        here.forward(outer)
         frame = await here.frames(lambda frame: has_values(frame, 2))
         there.exchange.on_frame(frame)
         task = core.next_task(there.client, 0.0, 0.0)
@@ -138,7 +138,7 @@ async def test_an_actor_is_known_when_its_plan_is_in_the_frame_of_the_value_that
         plan = ActorPlan("Counter", here.segment.session, (), None, None, 0, 1)
         counter = here.store.put(plan)
         actor = actors.create(here.client, counter, 0, "", 0, False)
-        here.lend(here.store.put([counter]))
+        here.forward(here.store.put([counter]))
         frame = await here.frames(lambda frame: frame.value and frame.plan)
         there.exchange.on_frame(frame)
         task = core.next_task(there.client, 0.0, 0.0)
@@ -156,7 +156,7 @@ async def test_an_object_named_again_while_its_release_is_under_way_is_sent_agai
     async with pair() as (here, there):
         argument = here.store.put(["value"])
         for _ in range(2):
-            here.lend(argument)
+            here.forward(argument)
         first = await here.frames(lambda frame: len(frame.task) == 2 and frame.value)
         second = Frame()
         second.task.append(first.task.pop())
@@ -178,7 +178,7 @@ async def test_pieces_of_a_value_that_nobody_wants_any_more_touch_nothing():
     async with pair() as (here, there):
         inner = here.store.put(bytes(1 << 20))
         holder = here.store.put([inner])
-        here.lend(holder)
+        here.forward(holder)
         frame = await here.frames(lambda frame: has_values(frame, 2))
         late = Frame(value=[value for value in frame.value if value.at])
         early = Frame(function=frame.function, task=frame.task, value=first_pieces(frame))
@@ -195,7 +195,7 @@ async def test_pieces_of_a_value_that_nobody_wants_any_more_touch_nothing():
 @in_loop
 async def test_a_lost_stream_gives_everything_back():
     async with pair() as (here, there):
-        result = here.lend(here.store.put(["value"]))
+        result = here.forward(here.store.put(["value"]))
         there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
         here.exchange.close("it was cut")
         there.exchange.close("it was cut")
@@ -208,9 +208,9 @@ async def test_a_lost_stream_gives_everything_back():
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        ({"task": [{"task": 1, "results": 1, "function": b"?" * 16}]}, "a function that it has not sent"),
-        ({"task": [{"task": 1, "results": 1 << 30}]}, "impossible counts"),
-        ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "impossible counts"),
+        ({"task": [{"task": 1, "results": 1, "function": b"?" * 16}]}, "a task before the function"),
+        ({"task": [{"task": 1, "results": 1 << 30}]}, "invalid counts"),
+        ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "invalid counts"),
         ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
         ({"value": [{"objref": 5, "at": 100, "data": b"x"}], "release": [{"objref": 9, "named": 3}]}, None),
         ({"ended": [12], "cancel": [{"task": 13}, {"objref": 14}]}, None),
@@ -239,7 +239,7 @@ def test_cancelled_tasks_are_ended_over_there_as_it_was_asked_for_each(terms):
     @in_loop
     async def run():
         async with pair() as (here, there):
-            refs = [here.lend(k) for k in range(3)]
+            refs = [here.forward(k) for k in range(3)]
             there.exchange.on_frame(await here.frames(lambda frame: len(frame.task) == 3))
             core.cancel(here.client, refs[0], *terms)
             core.cancel(here.client, refs[2])
@@ -247,14 +247,14 @@ def test_cancelled_tasks_are_ended_over_there_as_it_was_asked_for_each(terms):
             frame = await here.frames(lambda frame: len(frame.cancel) == 2)
             assert [(one.task, one.force, one.alone) for one in frame.cancel] == [(1, *terms), (3, False, False)]
             assert [handles.is_ready(here.client, ref) for ref in refs] == [True, False, True]
-            assert here.exchange.ledger.lent == 1
+            assert here.exchange.ledger.forwarded == 1
             there.exchange.on_frame(frame)
             task = core.next_task(there.client, 0.0, 0.0)
             assert core.arguments(there.client, task)[1] == (1,)
             assert core.finish_scalar(there.client, task, 5)
             assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
             here.exchange.on_frame(await there.frames(lambda frame: len(frame.ended) == 3))
-            assert (here.store.get(refs[1]), here.exchange.ledger.lent) == (5, 0)
+            assert (here.store.get(refs[1]), here.exchange.ledger.forwarded) == (5, 0)
 
     run()
 
@@ -269,10 +269,10 @@ def test_task_of_the_other_node_that_is_cancelled_here_ends_there(terms):
             waits_for = here.submit()
             gate = core.next_task(here.client, 0.0, 0.0)
             wanted, spared = here.submit(waits_for), here.submit(waits_for)
-            here.lend(here.store.put([wanted, spared]))
+            here.forward(here.store.put([wanted, spared]))
             there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
-            lent = core.next_task(there.client, 0.0, 0.0)
-            _, (stand_in,), _ = core.arguments(there.client, lent)
+            forwarded = core.next_task(there.client, 0.0, 0.0)
+            _, (stand_in,), _ = core.arguments(there.client, forwarded)
             found, other = there.store.get(stand_in, timeout=0)
             assert core.cancel(there.client, found, *terms)[0] == "running"
             there.exchange.pass_cancels()
@@ -287,7 +287,7 @@ def test_task_of_the_other_node_that_is_cancelled_here_ends_there(terms):
             with pytest.raises(TaskCancelledError):
                 there.store.get(found, timeout=0)
             assert not handles.is_ready(there.client, other)
-            assert core.finish_scalar(there.client, lent, None)
+            assert core.finish_scalar(there.client, forwarded, None)
             assert core.finish_scalar(here.client, gate, None)
             assert core.finish_scalar(here.client, core.next_task(here.client, 0.0, 0.0), None)
             del stand_in, found, other
@@ -298,13 +298,13 @@ def test_task_of_the_other_node_that_is_cancelled_here_ends_there(terms):
 @in_loop
 async def test_a_task_that_is_lent_on_says_how_often_it_was():
     async with pair() as (here, there):
-        here.lend(1)
+        here.forward(1)
         there.exchange.on_frame(await here.frames(lambda frame: frame.task))
-        assert there.exchange.ledger.borrowed == 1
+        assert there.exchange.ledger.accepted == 1
         for times in (2, 3):
             task = core.next_task(there.client, 0.0, 0.0)
             assert core.info(there.client, task)["hops"] == times - 1
-            there.exchange.lend(task)
+            there.exchange.forward(task)
             frame = await there.frames(lambda frame: frame.task)
             assert [one.hops for one in frame.task] == [times]
             here.exchange.on_frame(frame)
@@ -313,12 +313,12 @@ async def test_a_task_that_is_lent_on_says_how_often_it_was():
 
 
 @in_loop
-async def test_a_node_with_workers_lends_what_the_other_has_room_for_and_one_without_what_keeps_it_busy():
+async def test_a_node_with_workers_forwards_what_the_other_has_room_for_and_one_without_what_keeps_it_busy():
     async with pair() as (here, _):
         here.exchange.on_frame(Frame(hello={"node": "a" * 32, "address": "127.0.0.1:1", "workers": 2}, room=3))
         choosy, forced = (Peer(None, choice, here.exchange, target=8.0) for choice in (True, False))
         assert (choosy.room, forced.room) == (3, 8)
-        here.lend(1)
+        here.forward(1)
         assert (choosy.room, forced.room) == (2, 7)
         here.exchange.on_frame(Frame(room=0))
         assert (choosy.room, forced.room) == (0, 7)
@@ -329,10 +329,10 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
     async with pair() as (here, there):
         sent, own = here.store.put(b"x" * 70_000), here.store.put(b"y" * 70_000)
         held = []
-        here.exchange.references.tell_held = lambda *about: held.append(about)
+        here.exchange.references.on_held = lambda *about: held.append(about)
         another = Exchange(here.store, here.waiter)
         assert here.exchange.holds([sent, own]) == 0
-        here.lend(sent)
+        here.forward(sent)
         there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
         assert 70_000 <= here.exchange.holds([sent, own]) < 80_000
         assert [objref for objref, nbytes in held if nbytes >= 70_000] == [sent.objref]
@@ -364,14 +364,14 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
     async with pair() as (here, there):
         stream = generators.create(here.client, 0)
         end = submission.submit(here.client, submission.TaskOptions(here.function), (1,), stream)
-        here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+        here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
         frame = await here.frames(lambda frame: frame.task)
         frame.task[0].results = 2
         with pytest.raises(PeerError, match="a generator with 2 results"):
             there.exchange.on_frame(frame)
         give(here, item=2)
         assert generators.info(here.client, stream)["unread"] == 0
-        with pytest.raises(PeerError, match="of which items are missing"):
+        with pytest.raises(PeerError, match="some of its items did not arrive"):
             give(here)
         with pytest.raises(PeerError, match=r"item 2 of a stream .* twice"):
             give(here, item=2)
@@ -384,11 +384,11 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
         here.exchange.on_frame(Frame(ended=[1]))
 
 
-def lend_stream(side, limit=0):
+def forward_stream(side, limit=0):
     """Lend a generator's task: its stream and its end."""
     stream = generators.create(side.client, limit)
     end = submission.submit(side.client, submission.TaskOptions(side.function), (1,), stream)
-    side.exchange.lend(core.next_task(side.client, 0.0, 0.0))
+    side.exchange.forward(core.next_task(side.client, 0.0, 0.0))
     return stream, end
 
 
@@ -397,10 +397,10 @@ async def test_a_stream_whose_task_ends_while_others_sleep_for_it_delays_none_of
     async with pair() as (here, there):
         shown = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: shown.append(context["exception"]))
-        first, second = lend_stream(here, 1), lend_stream(here, 1)
+        first, second = forward_stream(here, 1), forward_stream(here, 1)
         there.exchange.on_frame(await here.frames(lambda frame: len(frame.task) == 2))
-        lent = {number: one.task for number, one in here.exchange.ledger.open()}
-        assert core.finish_scalar(here.client, lent[1], 1)  # as in the moment before its flow is dropped
+        forwarded = {number: one.task for number, one in here.exchange.ledger.open()}
+        assert core.finish_scalar(here.client, forwarded[1], 1)  # as in the moment before its flow is dropped
         for k in range(3):
             give(here, task=2, item=k + 1)
             generators.take(here.client, *second, 1.0, 0.0)
@@ -419,9 +419,9 @@ async def test_limit_of_unread_items_holds_over_a_node_between():
         third = Side()
         onward = Exchange(between.store, between.waiter)
         try:
-            stream, end = lend_stream(here, 2)
+            stream, end = forward_stream(here, 2)
             between.exchange.on_frame(await here.frames(lambda frame: frame.task))
-            onward.lend(core.next_task(between.client, 0.0, 0.0))
+            onward.forward(core.next_task(between.client, 0.0, 0.0))
             third.exchange.on_frame(await frames_of(onward, lambda frame: frame.task))
             task = core.next_task(third.client, 0.0, 0.0)
             producer = generators.Producer(third.client, task)
@@ -449,7 +449,7 @@ async def name_stream(here, there):
     submission.submit(
         here.client, submission.TaskOptions(here.function, 0), submission.PackedArgs(16, b"", [stream, end], 0)
     )
-    here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+    here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
     there.exchange.on_frame(await here.frames(lambda frame: frame.task))
     reader = core.next_task(there.client, 0.0, 0.0)
     _, _, refs = core.arguments(there.client, reader, True)
@@ -516,13 +516,13 @@ async def test_a_task_with_a_demand_is_held_where_it_is_lent_to():
         )
         ((task, number),) = admission.take_held(here.client)
         assert admission.claim(here.client, task, number)
-        here.exchange.lend(task)
+        here.exchange.forward(task)
         there.exchange.on_frame(await here.frames(lambda frame: frame.task))
         assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
-        ((borrowed, number),) = admission.take_held(there.client)
-        found = Demand.from_bytes(there.store.load(admission.demand_of(there.client, borrowed, number)))
+        ((accepted, number),) = admission.take_held(there.client)
+        found = Demand.from_bytes(there.store.load(admission.demand_of(there.client, accepted, number)))
         assert found == wanted._replace(strategy="", node=there.client.segment.session)
-        assert admission.admit(there.client, borrowed, number)
+        assert admission.admit(there.client, accepted, number)
         assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 42)
         here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
         assert here.store.get(ref, timeout=0) == 42
@@ -531,10 +531,10 @@ async def test_a_task_with_a_demand_is_held_where_it_is_lent_to():
 @in_loop
 async def test_a_task_with_a_demand_that_is_none_closes_the_stream():
     async with pair() as (here, there):
-        here.lend(1)
+        here.forward(1)
         frame = await here.frames(lambda frame: frame.task)
         frame.task[0].demand = b"much"
-        with pytest.raises(PeerError, match="demands b'much' is no demand"):
+        with pytest.raises(PeerError, match="invalid demand: b'much' is no demand"):
             there.exchange.on_frame(frame)
 
 
@@ -549,7 +549,7 @@ async def test_a_function_that_its_node_drops_leaves_the_other_node_and_comes_ag
             before = usage(there.client)["functions"]
             for _ in range(2):  # the second time, the other node has it
                 result = submission.submit(here.client, submission.TaskOptions(function), (1,))
-                here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+                here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
                 there.exchange.on_frame(await here.frames(lambda frame: frame.task))
                 assert functions.sweep(there.client) == 0  # a task there names it
                 task = core.next_task(there.client, 0.0, 0.0)
@@ -575,10 +575,10 @@ async def test_a_function_that_a_frame_forgets_and_brings_again_stays():
                 here.client, b"p" * 16, here.store.put(b"the same code"), "passing", False
             )
             result = submission.submit(here.client, submission.TaskOptions(function, 0), ())
-            here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
-            ((number, lent),) = here.exchange.ledger.open()
+            here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
+            ((number, forwarded),) = here.exchange.ledger.open()
             here.exchange.ledger.take(number)
-            core.finish(here.client, lent.task)
+            core.finish(here.client, forwarded.task)
             del function, result
             if passing == 0:
                 assert functions.sweep(here.client) == 1

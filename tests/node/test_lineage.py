@@ -141,7 +141,9 @@ def test_what_is_remembered_is_bounded(start, runtime_dir, tmp_path, monkeypatch
         second = fastrt.get(with_much.remote(str(gate), b"x" * 20_000), timeout=20)
         lose(two, [*first, *second], start, head, gate)
         assert fastrt.get(second, timeout=40)[0][0] == 20_000
-        with pytest.raises(fastrt.ObjectLostError, match=r"task .*with_much.*given up for want of room .lineage_bytes"):
+        with pytest.raises(
+            fastrt.ObjectLostError, match=r"task .*with_much.*dropped because lineage_bytes was exceeded"
+        ):
             fastrt.get(first, timeout=40)
 
 

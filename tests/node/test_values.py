@@ -90,7 +90,7 @@ def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
                 return proxy.address
 
             async with pair(wait_until, through if plan else None) as (here, there):
-                result = here.lend(here.store.put(pattern(1)))
+                result = here.forward(here.store.put(pattern(1)))
                 task, argument = await run(wait_until, there)
                 np.testing.assert_array_equal(there.store.get(argument), pattern(1))
                 del argument
@@ -98,7 +98,7 @@ def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
                 core.finish(there.client, task)
                 found = await asyncio.to_thread(here.store.get, result, PATIENCE_S)
                 np.testing.assert_array_equal(found, pattern(2))
-                await asyncio.to_thread(wait_until, lambda: here.exchange.ledger.lent == 0, "the task has ended")
+                await asyncio.to_thread(wait_until, lambda: here.exchange.ledger.forwarded == 0, "the task has ended")
                 assert (here.pieces, there.pieces) == (0, 0)
                 assert [what for what, _ in here.answers + there.answers] == ["taken"] * 2
                 del found, result
@@ -116,7 +116,7 @@ def serialized(value):
 def test_large_values_of_other_kinds_arrive_as_they_were(wait_until, value):
     async def play():
         async with pair(wait_until) as (here, there):
-            result = here.lend(here.store.put(value))
+            result = here.forward(here.store.put(value))
             task, argument = await run(wait_until, there)
             assert there.store.get(argument) == value
             assert there.pieces == 0
@@ -134,7 +134,7 @@ def test_values_that_cannot_go_so_come_in_pieces(wait_until, why):
         async with pair(wait_until, lambda a: "127.0.0.1:1" if "nobody" in why else a, tokens) as (here, there):
             inner = here.store.put("inner")
             for count in (1, 2):
-                result = here.lend(here.store.put([inner, pattern(3)]))
+                result = here.forward(here.store.put([inner, pattern(3)]))
                 task, argument = await run(wait_until, there)
                 found = there.store.get(argument)
                 np.testing.assert_array_equal(found[1], pattern(3))
@@ -164,7 +164,7 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
             async with pair(wait_until) as (there, here):
                 # The result of a task that runs at the end whose stream stalls on its way.
                 here.exchange.values.connect(stalled(there.native.address))
-                result = here.lend(None)
+                result = here.forward(None)
                 task = await lent_task(wait_until, there)
                 there.store.put_result(task, 0, serialized(pattern(4)))
                 core.finish(there.client, task)

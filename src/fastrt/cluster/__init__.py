@@ -1,1 +1,1 @@
-"""A node's part in a cluster, the uplink's process, and the head, which knows the nodes that are there."""
+"""A node's part in a cluster: the uplink process of each node, and the head process, which keeps the members."""

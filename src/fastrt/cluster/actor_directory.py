@@ -1,4 +1,4 @@
-"""Finds actors of other nodes by their names: every node that is there is asked."""
+"""Finds actors of other nodes by name: asks every member of the cluster."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fastrt.store.join import Lasting
 from fastrt.store.messages import SearchEnded
 from fastrt.store.ref import ObjectRef
 
-_CONNECT_S = 2.0  # for streams to nodes that were not called yet
+_CONNECT_S = 2.0  # for streams to nodes that are not connected yet
 _CONNECT_STEP_S = 0.01
 _ANSWER_S = 5.0
-_KEEP_S = 2.0  # in which the process that asked takes the actor that was found
+_KEEP_S = 2.0  # time for the asking process to take the actor that was found
 
 
 class Finder:
-    """Answers the daemon's questions.
+    """Answers the daemon's searches for named actors.
 
     Args:
         client: this process's attachment.
-        daemon: the connection to it.
-        connected: the streams to other nodes, and whether there is one to each.
+        daemon: the connection to the daemon.
+        connected: returns the streams to other nodes, and whether every member has one.
     """
 
     def __init__(self, client: Client, daemon: Lasting, connected: Callable[[], tuple[list[Exchange], bool]]) -> None:
@@ -35,18 +35,18 @@ class Finder:
         self._kept: list[tuple[float, ObjectRef]] = []
 
     async def find(self, ticket: int, name: str) -> None:
-        """Ask all nodes for the actor of a name, or with none for the names that they have, and tell the daemon.
+        """Ask all nodes for the actor with a name, and send the answer to the daemon.
 
         Args:
-            ticket: of the question.
-            name: the actor's.
+            ticket: the search's number, which the answer repeats.
+            name: the actor's name; empty: collect the names that all nodes have.
         """
         until = time.monotonic() + _CONNECT_S
         exchanges, complete = self._connected()
         while not complete and time.monotonic() < until:
             await asyncio.sleep(_CONNECT_STEP_S)
             exchanges, complete = self._connected()
-        asked = [exchange.away.ask(name) for exchange in exchanges]
+        asked = [exchange.remote_actors.ask(name) for exchange in exchanges]
         answers = [one.result() for one in (await asyncio.wait(asked, timeout=_ANSWER_S))[0]] if asked else []
         names = sorted({one for names, _ in answers for one in names})
         found = next((ref for _, ref in answers if ref is not None), None)
@@ -57,10 +57,10 @@ class Finder:
         self._daemon.send(SearchEnded(ticket, names, *where))
 
     def kept(self) -> set[int]:
-        """Numbers of the stand-ins that were found, and that the process which asked may not hold yet."""
+        """Numbers of the stand-ins that were found recently: the process that asked may not hold them yet."""
         return {ref.objref for _, ref in self._kept}
 
     def tidy(self) -> None:
-        """Release the stand-ins that had time to be taken."""
+        """Release the stand-ins that were found more than `_KEEP_S` ago."""
         now = time.monotonic()
         self._kept = [one for one in self._kept if now - one[0] < _KEEP_S]

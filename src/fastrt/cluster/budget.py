@@ -1,9 +1,10 @@
-"""How many bytes of arguments are fetched for tasks of other nodes before these tasks have run.
+"""Limits the bytes of arguments that are fetched for tasks of other nodes before these tasks have run.
 
-A node may be sent many tasks at once, so that its workers need not wait for the next one. Their arguments come ahead of
-them only within this budget: arguments that are fetched too early would push those of running tasks out of memory. One
-task at a time, the head, gets all of its arguments of any size, or it could never run. The next task becomes the head
-when the head has ended, or has not ended for a while: it may wait for another one.
+A node may receive many tasks at once, so that its workers need not wait for the next one. Their arguments are fetched
+ahead only within this budget: arguments fetched too early would push those of running tasks out of memory. One task at
+a time, the head, gets all of its arguments of any size, because it could never run otherwise. Another task
+becomes the head once the head has ended. This also happens when the head has all its arguments and has not ended for
+`STALL_S`: it may be waiting for another task.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client
 
 _SHARE = 0.5  # of the store
-STALL_S = 0.5  # after which a head that has its arguments gives its place to another task
+STALL_S = 0.5  # a head that has its arguments and runs for longer gives its place to another task
 
 
 class ArgumentBudget:
@@ -32,24 +33,24 @@ class ArgumentBudget:
         self._nbytes = 0
 
     def join(self, stream: object, freed: Callable[[], None]) -> None:
-        """Add a stream to another node; `freed` is called when more may be fetched."""
+        """Add a stream to another node; `freed` is called when part of the budget is released."""
         self._streams[stream] = _Stream(freed)
 
     def leave(self, stream: object) -> None:
-        """The stream has ended."""
+        """Remove a stream that has ended; release its part of the budget."""
         gone = self._streams.pop(stream, None)
         if gone is not None:
             self._free(sum(gone.fetched.values()))
 
     def expect(self, stream: object, task: int, objrefs: Collection[int]) -> None:
-        """A task has come that names objects of the other node."""
+        """Record a received task and the objects of the peer that it names as arguments."""
         if objrefs:
             its = self._streams[stream]
             its.tasks[task] = objrefs
             its.naming.update(objrefs)
 
     def ended(self, stream: object, task: int) -> None:
-        """A task has ended: what only its arguments took is free."""
+        """Release the bytes of arguments that only this task, which has ended, needed."""
         its = self._streams.get(stream)
         objrefs = its.tasks.pop(task, ()) if its is not None else ()
         if its is None or not objrefs:
@@ -63,7 +64,10 @@ class ArgumentBudget:
         self._free(freed)
 
     def first(self, stream: object, offered: Collection[int]) -> Collection[int]:
-        """The arguments of the head; nothing while it has all of those that are `offered`."""
+        """Return the head's arguments if some are among the `offered` objects; may choose a new head.
+
+        The result is empty while the head has all its arguments and has not stalled.
+        """
         its = self._streams[stream]
         objrefs = its.tasks.get(its.head)
         if objrefs is not None:
@@ -78,11 +82,11 @@ class ArgumentBudget:
         return ()
 
     def admits(self, stream: object, objref: int, nbytes: int) -> bool:
-        """Whether an object may be fetched now: within the budget, or no argument."""
+        """Return whether an object may be fetched now: it fits into the budget, or it is no argument."""
         return self._nbytes + nbytes <= self._bytes_max or objref not in self._streams[stream].naming
 
     def fetch(self, stream: object, objref: int, nbytes: int) -> None:
-        """An object is fetched."""
+        """Count an object whose fetch begins, if it is an argument."""
         its = self._streams[stream]
         if objref in its.naming and objref not in its.fetched:
             its.fetched[objref] = nbytes
@@ -96,7 +100,7 @@ class ArgumentBudget:
 
 
 class _Stream:
-    """The tasks of one stream in the order in which they came, and the objects fetched for them."""
+    """The tasks of one stream in order of arrival, and the objects fetched for them."""
 
     def __init__(self, freed: Callable[[], None]) -> None:
         self.freed = freed

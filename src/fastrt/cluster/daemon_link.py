@@ -1,6 +1,7 @@
-"""The uplink's connection to its daemon: which held tasks to forward to which node, free resources, the members.
+"""The uplink's connection to its daemon: orders to forward held tasks, free resources, and the members.
 
-The daemon decides (`placing`) and the uplink executes. An order that is lost with one of the two is sent again.
+The daemon decides which node gets a task (`placing`), and the uplink executes the order. An order that is lost because
+one of the two processes died is sent again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Orders:
 
     Args:
         client: the uplink's attachment.
-        daemon: the connection; other parts of the uplink send on it, too.
+        daemon: the connection; other parts of the uplink also send on it.
         news: called on the loop's thread when there are orders, or when the free resources have changed.
-        others: called there with each other message of the daemon, by its type.
+        others: handlers of the daemon's other messages by type; also called on the loop's thread.
 
     Attributes:
         ready: set once the daemon has reported this node's resources.
@@ -47,14 +48,14 @@ class Orders:
         self._rows: list[NodeRow] = []
         self._pending: dict[str, list[TaskKey | ActorKey]] = {}
         self._admitted = 0
-        self._held: dict[str, dict[int, int]] = {}  # by node: bytes of large objects that it has, too
+        self._held: dict[str, dict[int, int]] = {}  # by node: bytes of the large objects whose values it also has
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
         daemon.send(ClusterNodes([], False))
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
-    def tell(self, reports: Iterable[Any]) -> None:
+    def report_members(self, reports: Iterable[Any]) -> None:
         """Send the members of the cluster to the daemon, if they have changed."""
         rows = [NodeRow(report.node, report.name, dict(report.total), dict(report.free)) for report in reports]
         rows.sort(key=lambda row: row.node)
@@ -67,7 +68,7 @@ class Orders:
         return list(self._pending)
 
     def take(self, node: str) -> list[TaskKey | ActorKey]:
-        """Claim the tasks and actors that one node should run and that are still available; return them."""
+        """Claim the tasks and actors that one node should run; return those that were still available."""
         return [key for key in self._pending.pop(node, []) if self._claim(key)]
 
     def _claim(self, key: TaskKey | ActorKey) -> bool:
@@ -75,7 +76,7 @@ class Orders:
         return bool(take(self._client, *key.pair))
 
     def hold(self, node: str, objref: int, nbytes: int) -> None:
-        """Report to the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""
+        """Report to the daemon that a node also has the value of a large object; 0 bytes: it no longer has it."""
         there = self._held.setdefault(node, {})
         if nbytes:
             there[objref] = nbytes
@@ -84,17 +85,17 @@ class Orders:
         self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
 
     def lost(self, node: str) -> None:
-        """The stream to a node has ended: that node releases the objects that it was sent."""
+        """Report that a node whose stream has ended no longer holds the objects that it was sent."""
         there = self._held.pop(node, {})
         if there:
             self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in there]))
 
     def drop(self, node: str) -> None:
-        """A node has left: the daemon finds another for its orders."""
+        """Drop the orders for a node that has left: the daemon chooses other nodes for them."""
         self._pending.pop(node, None)
 
     def free_now(self) -> dict[str, int]:
-        """Free resources of this node, less the CPUs that tasks without demands take."""
+        """Return this node's free resources, less the CPUs that tasks without demands use."""
         return free_of(self._client, self.total, self.free, self._admitted)
 
     def _listen(self) -> None:
@@ -102,14 +103,14 @@ class Orders:
             try:
                 message = self._daemon.receive()
             except EOFError:
-                return  # there is no daemon any more: this process ends with the next error
+                return  # the daemon is gone for good: this process ends with the next error
             try:
                 self._loop.call_soon_threadsafe(self._on_message, message)
             except RuntimeError:
                 return  # the loop has ended
 
     def _on_message(self, message: Message | None) -> None:
-        if message is None:  # a new daemon, which knows nothing
+        if message is None:  # a new daemon has started: send it everything
             self._daemon.send(ClusterNodes(self._rows, True))
             for node, there in self._held.items():
                 self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))

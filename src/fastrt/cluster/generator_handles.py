@@ -1,10 +1,10 @@
-"""Generators whose handles came from the other node of a stream: read here, while their tasks are that node's.
+"""Generators whose handles came from the peer: they are read here, and the peer owns their tasks.
 
-A `Mirror` represents such a generator's stream on this node: a stream that this process fills with fetched items.
-Nothing is fetched before a reader here wants an item; from then on items are fetched ahead of the readers, so that they
-need not wait for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on
-both nodes share them. The result of the generator's task travels separately and may come first. Readers stop waiting
-when the other node reports how many items there were. When that node is lost, the last item is an error.
+A `Mirror` represents a remote generator locally: it is a stream that this process fills with fetched items. Nothing is
+fetched before a reader here wants an item. From then on items are fetched ahead of the readers, so that they need not
+wait for each one. On the peer a `Feed` takes items like any other reader, as many as were requested: the readers on
+both nodes share the items. The result of the generator's task travels separately and may arrive first. Readers stop
+waiting once the peer has reported the total number of items. When the peer is lost, the last item is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import generator_relay, generators
-from fastrt.cluster.generators import LOOK_S, PAUSED_S, InOrder, is_laden
+from fastrt.cluster.generators import LOOK_S, PAUSED_S, InOrder, is_congested
 from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 _SET = message_set("node")
 _Over, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Over", "Reads"))
-_AHEAD = 64  # items that are fetched ahead; once half of them are read, more are asked for
+_AHEAD = 64  # items fetched ahead of the readers; more are requested once half of them are read
 _ITEMS_A_LOOK = 256
 
 
 class Feed:
-    """A stream of this node's that the other one reads.
+    """A generator's stream on this node that the peer reads.
 
     Args:
-        exchange: the stream to that node.
-        ref: the stream.
+        exchange: the stream to the peer.
+        ref: the generator's stream.
     """
 
     def __init__(self, exchange: Exchange, ref: ObjectRef) -> None:
-        # A stream whose task has ended, or is a third node's, is its own end: what it lacks then it will never have.
+        # If the task has ended or belongs to a third node, the stream also serves as its end: no items are added then.
         self._exchange, self._ref = exchange, ref
         self.pair = (ref, generator_relay.end_of(exchange.client, ref) or ref)
         self._sent = self._allowed = self._sending = 0
 
     def is_paused(self) -> bool:
         """Whether no more should be sent for now."""
-        return is_laden(self._exchange, self._sending)
+        return is_congested(self._exchange, self._sending)
 
     def arm(self) -> float:
         """Have the next item wake this process, unless enough items are on their way."""
@@ -54,12 +54,12 @@ class Feed:
         return 0.0 if generator_relay.arm_items(self._exchange.client, *self.pair) else LOOK_S
 
     def on_reads(self, items: int) -> None:
-        """The other node asks for items, up to this number in all."""
+        """Handle the peer's request for items; `items` is the total so far."""
         self._allowed = items
         self._exchange.waiter.open(self)
 
     def look(self) -> None:
-        """Send the items that are ready."""
+        """Send the items that are ready, up to the number requested."""
         exchange = self._exchange
         for _ in range(_ITEMS_A_LOOK):
             if self.is_paused():
@@ -84,12 +84,12 @@ class Feed:
 
 
 class Mirror:
-    """A stream of the other node's, read here.
+    """The local stream that represents a generator of the peer.
 
     Args:
-        exchange: the stream to that node.
-        objref: there.
-        ref: the stream that represents it here.
+        exchange: the stream to the peer.
+        objref: the object's number on the peer.
+        ref: the local stream.
     """
 
     def __init__(self, exchange: Exchange, objref: int, ref: ObjectRef) -> None:
@@ -98,12 +98,12 @@ class Mirror:
         self.seen, self._asked, self._most = 0, 0, -1
 
     def arm(self) -> float:
-        """Have the next reader wake this process. No wake comes for the first item: `look` finds its reader."""
+        """Have the next reader wake this process. The first reader sends no wake: `look` polls for it."""
         is_read = self._asked and generator_relay.arm_taken(self._exchange.client, self.ref, self.seen)
         return 0.0 if is_read else LOOK_S
 
     def look(self) -> None:
-        """Ask for more, if they are wanted."""
+        """Request more items if readers here need them."""
         self.seen = generators.info(self._exchange.client, self.ref)["taken"]
         if not self._asked and not generator_relay.is_awaited(self._exchange.client, self.ref):
             return
@@ -117,7 +117,7 @@ class Mirror:
         self._close_if_whole()
 
     def on_over(self, items: int) -> None:
-        """The other node has reported how many items there are in all."""
+        """Handle the peer's report of the total number of items."""
         self._most = items
         self._close_if_whole()
 
@@ -127,7 +127,7 @@ class Mirror:
             generator_relay.close(self._exchange.client, self.ref)
 
     def lose(self, lost: str) -> None:
-        """The other node is lost."""
+        """End the stream with an error, because the peer is lost."""
         if self.items.count != self._most:
             error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
             generator_relay.add_to(
@@ -138,44 +138,44 @@ class Mirror:
 
 
 class Streams:
-    """The generators that the two nodes of one stream have named to each other.
+    """The generators that this node and the peer have named to each other.
 
     Args:
-        exchange: the stream.
+        exchange: the stream to the peer.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._feeds: dict[int, Feed] = {}  # by this node's object
-        self._mirrors: dict[int, Mirror] = {}  # by the other node's
+        self._mirrors: dict[int, Mirror] = {}  # by the peer's object
 
     def feed(self, ref: ObjectRef) -> None:
-        """Prepare to send items of a stream of this node, which was named to the other node."""
+        """Prepare to send items of a stream of this node, because the peer has received its name."""
         self.stop(ref.objref)
         self._feeds[ref.objref] = Feed(self._exchange, ref)
 
     def stop(self, objref: int) -> None:
-        """Send no more items of a stream: the other node has released it."""
+        """Send no more items of a stream: the peer has released it."""
         feed = self._feeds.pop(objref, None)
         if feed is not None:
             self._exchange.waiter.drop(feed)
 
     def on_reads(self, message: Any) -> None:
-        """The other node wants items."""
+        """Handle the peer's request for items of a stream."""
         feed = self._feeds.get(message.objref)
         if feed is not None:
             feed.on_reads(message.items)
 
     def mirror(self, objref: int, ref: ObjectRef) -> None:
-        """A stream of the other node's has been named."""
+        """Create the mirror of a stream of the peer, which this node has received the name of."""
         mirror = self._mirrors[objref] = Mirror(self._exchange, objref, ref)
         self._exchange.waiter.open(mirror)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """Take an item, or the first piece of one; False when nothing here reads the stream.
+        """Take an item, or the first piece of one; return False when nothing here reads the stream.
 
         Raises:
-            PeerError: it makes no sense.
+            PeerError: the item is invalid.
         """
         mirror = self._mirrors.get(message.objref)
         if mirror is None:
@@ -187,13 +187,13 @@ class Streams:
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             put(
                 self._exchange.store.put_or_error(pickle.loads(message.data))
-            )  # the stream has shown the session's token
+            )  # safe: the peer has proved the session's token
         else:
             self._exchange.receive(message, contains, -message.objref, put)
         return True
 
     def on_over(self, message: Any) -> None:
-        """A stream of the other node's has ended."""
+        """Handle the end of a stream of the peer."""
         mirror = self._mirrors.get(message.objref)
         if mirror is not None:
             mirror.on_over(message.items)
@@ -205,7 +205,7 @@ class Streams:
             self._exchange.waiter.drop(mirror)
 
     def close(self, lost: str) -> None:
-        """The other node is lost."""
+        """Stop all feeds, and end all mirrors with an error, because the peer is lost."""
         for objref in list(self._feeds):
             self.stop(objref)
         for objref, mirror in list(self._mirrors.items()):

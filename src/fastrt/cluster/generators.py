@@ -1,10 +1,11 @@
-"""Generators whose items are read on another node: they come as they are made, a stream in the arena at either end.
+"""Generators that one node runs and another one reads: items are sent as they are yielded.
 
-The uplink of the node that runs the task reads its stream on behalf of all readers elsewhere: it takes items and sends
-them in order (`Outflow`). The uplink of the node that forwarded the task fills the stream that its program reads
-(`Inflow`): it adds the items that come, and reports how many were read and whether more are wanted. Items that were not
-read there count as unread for the task, too. So its limit holds over both nodes, and a generator without readers is
-closed. Items that have come stay when the other node is lost: the next attempt skips them, wherever it runs.
+Each node has a stream in its arena. The uplink of the node that runs the task reads its stream on behalf of all remote
+readers: it takes items and sends them in order (`Outflow`). The uplink of the node that forwarded the task fills the
+stream that its program reads (`Inflow`): it adds the received items, and reports how many were read and whether more
+are wanted. Items that were sent but not read there still count as unread for the task. So the task's limit on unread
+items holds across both nodes, and a generator without readers is closed. Received items stay when the peer is lost: the
+task's next attempt skips them, on any node.
 
 Order: items are numbered; the task's result is sent once all its items have been sent.
 """
@@ -31,19 +32,19 @@ if TYPE_CHECKING:
 
 _SET = message_set("node")
 _Stream, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Stream", "Reads"))
-LOOK_S = 0.05  # no wake comes when the last reader goes
-PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
-_SENDING_MAX = 64  # items of a stream that are on their way out of this node's memory
-_WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added to them
+LOOK_S = 0.05  # between polls: the last reader sends no wake when it goes
+PAUSED_S = 0.002  # between polls while the stream is congested
+_SENDING_MAX = 64  # items of one generator that are being sent
+_WAITING_BYTES = 4 << 20  # of queued small messages; no items are added beyond it
 _ITEMS_A_LOOK = 256
 
 
 class InOrder:
-    """Puts items into order: large ones may come after small ones with higher numbers.
+    """Puts items into order: a large item may arrive after a small one with a higher number.
 
     Args:
         what: describes the stream, for errors.
-        count: how many items were added before.
+        count: how many items were added earlier, by previous attempts.
 
     Attributes:
         count: how many have been added.
@@ -58,38 +59,38 @@ class InOrder:
         """Call `add` once all items before this one were added.
 
         Raises:
-            PeerError: it has come before.
+            PeerError: this item has already arrived.
         """
         if item <= self.count or item in self._early:
-            raise PeerError(f"item {item} of {self._what} has come twice")
+            raise PeerError(f"item {item} of {self._what} has arrived twice")
         self._early[item] = add
         while self.count + 1 in self._early:
             self.count += 1
             self._early.pop(self.count)()
 
     def is_whole(self) -> bool:
-        """Whether no item is missing before the last one that came."""
+        """Return whether no item is missing before the last one that arrived."""
         return not self._early
 
 
-def is_laden(exchange: Exchange, sending: int) -> bool:
-    """Whether a flow with `sending` items on their way should pause."""
+def is_congested(exchange: Exchange, sending: int) -> bool:
+    """Return whether a generator with `sending` items in transit should pause."""
     return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
 
 
 @dataclass(eq=False)
 class Outflow:
-    """A generator of the other node that runs here.
+    """A generator of the peer that this node runs: sends its items to the peer.
 
     Attributes:
-        exchange: the stream to that node.
-        number: of its task.
-        stream: what it fills.
-        end: its result.
-        next: the number of the next item.
+        exchange: the stream to the peer.
+        number: the peer's number of the task.
+        stream: the local stream that the task fills.
+        end: the task's result.
+        next: the number of the last item taken.
         finish: sends the result.
-        sending: how many items are on their way.
-        over: there are no more.
+        sending: how many items are in transit.
+        over: no more items are sent.
     """
 
     exchange: Exchange
@@ -103,7 +104,7 @@ class Outflow:
 
     def is_paused(self) -> bool:
         """Whether no more should be sent for now."""
-        return is_laden(self.exchange, self.sending)
+        return is_congested(self.exchange, self.sending)
 
     def arm(self) -> float:
         """Have the next item wake this process, unless enough items are on their way."""
@@ -112,7 +113,7 @@ class Outflow:
         return 0.0 if generator_relay.arm_items(self.exchange.client, self.stream, self.end) else LOOK_S
 
     def look(self) -> None:
-        """Send what there is."""
+        """Send the items that are ready."""
         for _ in range(_ITEMS_A_LOOK):
             if self.is_paused():
                 return
@@ -127,7 +128,7 @@ class Outflow:
             self.exchange.send_value(item, self._sent, task=self.number, item=self.next)
 
     def stop(self) -> None:
-        """Send no more items; the result follows those that are on their way."""
+        """Send no more items; the result follows those in transit."""
         self.exchange.waiter.drop(self)
         self.over = True
         self._end()
@@ -145,23 +146,23 @@ class Outflow:
             self.exchange.waiter.add(self.end, self.finish)
 
     def on_reads(self, taken: int, wanted: int) -> None:
-        """Readers over there have taken so many items, modulo 2^32, and want that much more."""
+        """Handle the peer's report: its readers have taken `taken` items (modulo 2^32), and whether they want more."""
         generator_relay.note_readers(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
         if wanted != ITEMS and not self.over:
             self.stop()
 
 
 class Inflow:
-    """A generator of this node's that the other node runs.
+    """A generator of this node that the peer runs: adds the received items to the local stream.
 
     Args:
-        exchange: the stream to that node.
+        exchange: the stream to the peer.
         producer: fills the stream that the program reads.
-        task: of this process.
+        task: the task, which this process has claimed.
 
     Attributes:
-        number: by which the other node knows the task.
-        limit: unread items from which on the task waits; 0: it never does.
+        number: the task's number on the stream to the peer.
+        limit: the number of unread items at which the task pauses; 0: it never does.
         seen: how many items had been taken at the last look.
     """
 
@@ -170,33 +171,33 @@ class Inflow:
         self.number = 0
         self.limit = int(producer.limit)
         self.seen = producer.taken
-        self._read, self._wanted = producer.read, ITEMS  # as reported to the other node last
+        self._read, self._wanted = producer.read, ITEMS  # as reported to the peer last
         self.items = InOrder(f"a stream that node {exchange.name} fills", int(producer.skip))
 
     def plan(self) -> Any:
-        """Describe the stream to the other node."""
+        """Return the message that describes the stream to the peer."""
         return _Stream(limit=self.limit, produced=self.producer.skip, taken=self._read)
 
     def wants_items(self) -> bool:
-        """Whether items can still be read here."""
+        """Return whether items can still be read here."""
         return self.producer.wanted == ITEMS
 
     def look(self) -> None:
         """Report how many items were read, and whether more are wanted."""
         self.seen = self.producer.taken
-        # What this process took for readers on a third node, those may not have read.
+        # `taken` includes items that this process took for a third node, whose readers may not have read them yet.
         read, wanted = self.producer.read, self.producer.wanted
         if (read != self._read and self.limit) or wanted != self._wanted:
             self._read, self._wanted = read, wanted
             self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
 
     def arm(self) -> float:
-        """Have the next reader wake this process, if the task waits for readers."""
+        """Have the next reader wake this process, if the task can pause for readers."""
         is_read = self.limit and generator_relay.arm_produced(self.exchange.client, self.producer, self.seen)
         return 0.0 if is_read else LOOK_S
 
     def add_scalar(self, value: Any) -> None:
-        """Add a value, or an error in its place where no room for it can be had."""
+        """Add a value, or an error in its place when no room for it can be made."""
         try:
             if self.producer.add(value):
                 return
@@ -206,10 +207,10 @@ class Inflow:
 
 
 class Flows:
-    """The generators of one exchange.
+    """The generators that are forwarded over one exchange, in both directions.
 
     Args:
-        exchange: the stream to the other node.
+        exchange: the stream to the peer.
         store: this process's attachment.
     """
 
@@ -223,7 +224,7 @@ class Flows:
     # ---- the side that forwards ----
 
     def describe(self, task: int, message: Any) -> Inflow:
-        """Describe a generator that this process has claimed, for the other node."""
+        """Describe a generator that this process has claimed in the message to the peer."""
         flow = Inflow(self._exchange, Producer(self._store.client, task), task)
         message.stream.CopyFrom(flow.plan())
         return flow
@@ -235,10 +236,10 @@ class Flows:
         self._waiter.open(flow)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """Take an item, or the first piece of one; False when nothing reads it.
+        """Take an item, or the first piece of one; return False when nothing reads it.
 
         Raises:
-            PeerError: it makes no sense.
+            PeerError: the item is invalid.
         """
         flow = self._in.get(message.task)
         if flow is None:
@@ -247,7 +248,7 @@ class Flows:
             flow.items.put(message.item, lambda: None)
             return False
         if message.kind == 0 and not message.error and len(message.data) == message.size:
-            value = pickle.loads(message.data)  # the stream has shown the session's token
+            value = pickle.loads(message.data)  # safe: the peer has proved the session's token
             flow.items.put(message.item, partial(flow.add_scalar, value))
             return True
         self._exchange.receive(
@@ -256,18 +257,18 @@ class Flows:
         return True
 
     def end(self, number: int) -> None:
-        """Check and forget a flow whose result has come. The task must be given back afterwards, not before.
+        """Check and forget the flow of a task whose result has arrived. Call this before the task is finished.
 
         Raises:
             PeerError: items are missing.
         """
         flow = self._in.get(number)
         if flow is not None and not flow.items.is_whole():
-            raise PeerError(f"node {self._exchange.name} ends a stream of which items are missing")
+            raise PeerError(f"node {self._exchange.name} ended a generator, but some of its items did not arrive")
         self.drop(number)
 
     def drop(self, number: int) -> None:
-        """Forget the flow of a task that is not forwarded any more."""
+        """Forget the flow of a task that is no longer forwarded."""
         flow = self._in.pop(number, None)
         if flow is not None:
             self._waiter.drop(flow)
@@ -275,10 +276,10 @@ class Flows:
     # ---- the side that runs ----
 
     def create(self, message: Any) -> ObjectRef | None:
-        """The stream that a task or a call of the other node's fills here; None when it has none.
+        """Create the local stream that a generator of the peer fills; return None if the task or call is no generator.
 
         Raises:
-            PeerError: it is not that of a task with one result.
+            PeerError: the generator has not exactly one result.
         """
         if not message.HasField("stream"):
             return None
@@ -290,12 +291,12 @@ class Flows:
         return stream
 
     def run(self, message: Any, stream: ObjectRef, end: ObjectRef, send: Callable[[ObjectRef], None]) -> None:
-        """Send what a generator of the other node's yields here.
+        """Send the items that a generator of the peer yields on this node.
 
         Args:
-            message: how that node has named the task.
-            stream, end: it fills, and its result.
-            send: sends the result, once everything before it is sent.
+            message: the peer's message with the task or call.
+            stream, end: the local stream that it fills, and its result.
+            send: sends the result; called once all items are sent.
         """
         number = message.task
 
@@ -307,13 +308,13 @@ class Flows:
         self._waiter.open(flow)
 
     def on_reads(self, message: Any) -> None:
-        """The other node reports how many items were read there."""
+        """Handle the peer's report of how many items were read."""
         flow = self._out.get(message.task)
         if flow is not None:
             flow.on_reads(message.taken, min(message.wanted, ITEMS))
 
     def close(self) -> None:
-        """The exchange has ended: items of generators that run here have no reader any more."""
+        """End all flows with the exchange: the generators that run here have no readers any more."""
         for number in list(self._in):
             self.drop(number)
         for flow in self._out.values():

@@ -1,7 +1,7 @@
-"""Actors of the other node of a stream that run here, and the other node's calls of actors here.
+"""Actors that this node hosts for the peer, and the peer's calls of actors on this node.
 
-A hosted actor is an actor of this node without a name, and is never restarted here: the node that created it decides
-about that. It takes its resources on this node, and ends when its node is lost, orders it, or has no more handles.
+A hosted actor has no name here and is never restarted here: its owner, the node that created it, decides about both.
+It uses resources of this node. It ends when its owner is lost, orders the end, or has no more handles.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _Fallen, _Gone = (_SET.message(f"fastrt.node.{name}") for name in ("Fallen", "Go
 
 
 @dataclass
-class Guest:
-    """An actor of the other node that runs here: its object, and its record."""
+class HostedActor:
+    """An actor of the peer that this node hosts: its object and its record."""
 
     ref: ObjectRef
     actor: int
 
 
-class Guests:
-    """The running side of one stream.
+class HostedActors:
+    """The actors that this node hosts for one peer, and the peer's calls.
 
     Args:
-        exchange: the stream.
+        exchange: the stream to the peer.
         store: this process's attachment.
     """
 
@@ -49,20 +49,22 @@ class Guests:
         self._exchange = exchange
         self._store = store
         self._client = store.client
-        self._guests: dict[int, Guest] = {}
+        self._actors: dict[int, HostedActor] = {}
 
     def on_actor(self, message: Any) -> None:
-        """Build an actor of the other node's here.
+        """Create an actor that the peer has placed on this node.
 
         Raises:
-            PeerError: it cannot be one.
+            PeerError: the message is invalid.
         """
         references = self._exchange.references
         init = references.resolve(message.init) if message.HasField("init") else None
         function = self._exchange.functions.received(message.function)
-        if (function is None) != message.bare or message.hosted in self._guests:
-            raise PeerError(f"node {self._exchange.name} sends an actor without its class, or twice the same")
-        plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
+        if (function is None) != message.bare or message.hosted in self._actors:
+            raise PeerError(
+                f"node {self._exchange.name} sent an actor without its class, or one that it had already sent"
+            )
+        plan: ActorPlan = pickle.loads(message.plan)  # safe: the peer has proved the session's token
         try:
             demand = self._exchange.demand(message.demand) if message.demand else None
             session = self._client.segment.session
@@ -76,27 +78,27 @@ class Guests:
         assert actor is not None
         if message.HasField("ref"):
             references.adopt(message.ref, ref)
-        self._guests[message.hosted] = Guest(ref, actor)
-        self._tell()
+        self._actors[message.hosted] = HostedActor(ref, actor)
+        self._notify_daemon()
 
     def on_call(self, message: Any) -> None:
-        """The other node calls an actor here.
+        """Submit a call that the peer makes to an actor on this node.
 
         Raises:
-            PeerError: it cannot be a call.
+            PeerError: the message is invalid.
         """
         references = self._exchange.references
         refs = [references.resolve(one) for one in message.ref]
         if message.dependencies > len(refs) or message.results > self._exchange.RESULTS_MAX:
-            raise PeerError(f"node {self._exchange.name} sends a call with impossible counts")
-        guest = self._guests.get(message.actor.hosted)
-        ref = references.exported_ref(message.actor.objref) if guest is None else guest.ref
+            raise PeerError(f"node {self._exchange.name} sent a call with invalid counts")
+        hosted = self._actors.get(message.actor.hosted)
+        ref = references.exported_ref(message.actor.objref) if hosted is None else hosted.ref
         if ref is None:
             if not message.actor.hosted:
-                raise PeerError(f"node {self._exchange.name} calls an actor that it was never named")
+                raise PeerError(f"node {self._exchange.name} called an actor whose handle it was never sent")
             self._exchange.out.add("fallen", _Fallen(task=message.task))
             return
-        flags, policy, stream = self._exchange.special(message)
+        flags, policy, stream = self._exchange.run_options(message)
         retries = min(message.retries, RETRIES_FOREVER)
         options = submission.CallOptions(ref, message.method, message.results, retries, flags, policy=policy)
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
@@ -106,57 +108,59 @@ class Guests:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))
             core.finish(self._client, task)
-        self._exchange.borrow(message, [made] if message.results == 1 else made, stream, guest, True)
+        self._exchange.accept(message, [made] if message.results == 1 else made, stream, hosted, True)
 
-    def fell(self, guest: Guest, number: int, ref: ObjectRef) -> bool:
-        """Whether a result only says that the actor's process has ended; if so, report that to the calling node."""
-        if actors.info(self._client, guest.actor)["state"] not in (actors.DOWN, actors.DEAD):
+    def send_fallen(self, hosted: HostedActor, number: int, ref: ObjectRef) -> bool:
+        """Return a call to the peer if its result is only the error that the actor's process has ended.
+
+        Returns:
+            Whether that was so; False: the result is to be sent as usual.
+        """
+        if actors.info(self._client, hosted.actor)["state"] not in (actors.DOWN, actors.DEAD):
             return False
         try:
             self._store.load(ref)
         except ActorDiedError as exc:
             if type(exc) is not ActorDiedError:
-                return False  # its method has met another that is dead
+                return False  # the method itself called another actor, which is dead
             self._exchange.out.add("fallen", _Fallen(task=number, attempts=exc.attempts))
             return True
         except BaseException:  # any error of a method itself
             return False
         return False
 
-    def on_kill(self, whose: Any) -> None:
-        """The other node ends an actor."""
-        guest = self._guests.get(whose.hosted)
-        ref = self._exchange.references.exported_ref(whose.objref) if guest is None else guest.ref
+    def on_kill(self, target: Any) -> None:
+        """Kill an actor on the peer's order."""
+        hosted = self._actors.get(target.hosted)
+        ref = self._exchange.references.exported_ref(target.objref) if hosted is None else hosted.ref
         if ref is not None:
             actor = actors.index_of(self._client, ref)
-            reason = whose.reason or "it was killed by fastrt.kill"
-            kill_in(self._store, actor, reason, not whose.restart or guest is not None, not whose.gentle)
-            self._tell()
+            reason = target.reason or "it was killed by fastrt.kill"
+            kill_in(self._store, actor, reason, not target.restart or hosted is not None, not target.gentle)
+            self._notify_daemon()
 
     def on_unhost(self, number: int) -> None:
-        """Release a hosted actor that has no more callers on the other node."""
-        self._guests.pop(number, None)
+        """Release a hosted actor that has no more handles on the peer."""
+        self._actors.pop(number, None)
 
-    def tend(self) -> None:
-        """Tell of those whose processes have ended."""
-        for number, guest in list(self._guests.items()):
-            info = actors.info(self._client, guest.actor)
+    def report_ended(self) -> None:
+        """Report the hosted actors whose processes have ended to the peer."""
+        for number, hosted in list(self._actors.items()):
+            info = actors.info(self._client, hosted.actor)
             if info["state"] == actors.DEAD:
-                del self._guests[number]
-                failed = info["ended"] in (actors.FAILED, actors.EXITED)  # it is not to be built again
+                del self._actors[number]
+                failed = info["ended"] in (actors.FAILED, actors.EXITED)  # it must not be restarted
                 self._exchange.out.add("gone", _Gone(hosted=number, reason=info["reason"], failed=failed), 512)
 
     def close(self) -> None:
-        """The other node is lost, and with it those who made these actors: another node may build them again."""
-        for guest in self._guests.values():
+        """Kill the hosted actors, because the peer that owns them is lost: another node may create them again."""
+        for hosted in self._actors.values():
             try:
-                kill_in(
-                    self._store, guest.actor, f"node {self._exchange.name}, which had made it, was lost", force=False
-                )
+                kill_in(self._store, hosted.actor, f"node {self._exchange.name}, which owned it, was lost", force=False)
             except FastrtError:
                 continue
-        self._guests.clear()
+        self._actors.clear()
 
-    def _tell(self) -> None:
+    def _notify_daemon(self) -> None:
         if self._store.tell is not None:
             self._store.tell(ActorsChanged())

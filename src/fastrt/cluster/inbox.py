@@ -1,9 +1,10 @@
-"""Values of the other node of a stream that are on their way here.
+"""Receives the values that the peer sends.
 
-Small values come in pieces between the tasks, and are written as they come. A large value is offered first. It is
-fetched once it is admitted: there is room for it, or others were spilled to make some, and it is within the budget for
-arguments of tasks that have not run. Until then its bytes stay with the other node, so a full store makes the sender
-wait. An offer is answered by fetching the value over the other node's native stream, or by asking for its pieces.
+Small values arrive in pieces between the tasks, and are written as they arrive. A large value is offered first and
+fetched once it is admitted. It is admitted when the store has room for it, after others were spilled if necessary, and
+when it fits into the budget for arguments of tasks that have not run. Until then its bytes stay on the peer, so a full
+store makes the sender wait. An offer is answered by fetching the value over the peer's native stream, or by requesting
+its pieces.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from fastrt.store.serialize import PICKLE, serialize
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
-_SPARE_BYTES = 1 << 20  # of a store that has room for a frame beside its values
-_REFUSALS_MAX = 64  # values that are tried in vain at one look
+_SPARE_BYTES = 1 << 20  # required beyond the values of a frame before it is read
+_REFUSALS_MAX = 64  # failed allocations in one pass over the offers
 
 
 @dataclass
 class Arriving:
-    """A value that comes here.
+    """A value in transit to this node.
 
     Attributes:
-        make: takes memory for it: called with size, kind, number of references, whether it is an error, and whether to
-            wait for room; returns None when nothing waits for the value any more.
+        make: allocates memory for it: called with size, kind, number of references, whether it is an error, and
+            whether to wait for room; returns None when nothing waits for the value any more.
         kind, error, contains, size: describe it.
-        task: of this node's table,
-        result: whose result it is; below 0: whose item.
-        objref: of the other node's object that it is; 0: it is a result or an item.
-        finish: called with it once it is whole.
+        task: the task in this node's table that it belongs to.
+        result: which result of the task it is; below 0: it is an item.
+        objref: the peer's object whose value it is; 0: it is a result or an item.
+        finish: called with it once it is complete.
         writer: takes its bytes; None until it is admitted.
-        at: how many bytes have come, if they come in pieces.
+        at: how many bytes have arrived, if they arrive in pieces.
     """
 
     make: Callable[[int, int, int, bool, bool], Writer | None]
@@ -61,21 +62,21 @@ class Arriving:
     at: int = 0
 
     def allocate(self, patient: bool) -> bool:
-        """Take memory for it; False when nothing waits for it any more.
+        """Allocate memory for it; return False when nothing waits for it any more.
 
         Raises:
-            ObjectStoreFullError: there is none now, or, where it is `patient`, none can be had.
+            ObjectStoreFullError: there is no room now; if `patient`, no room could be made.
         """
         self.writer = self.make(self.size, self.kind, len(self.contains), self.error, patient)
         return self.writer is not None
 
     def seal(self) -> None:
-        """Make it visible, after its last byte."""
+        """Seal the value after its last byte, which makes it visible."""
         writer, self.writer = self.writer, None
         self.finish(writer.seal(self.contains))
 
     def give_up(self, error: ObjectStoreFullError) -> None:
-        """Make an error of it, for want of room."""
+        """Store an error in its place, because there is no room for it."""
         self.writer = None
         for parts in (serialize(error), NO_ROOM):
             try:
@@ -89,7 +90,7 @@ class Arriving:
 
 
 class Arrivals:
-    """The values that come over one stream.
+    """The values in transit to this node over one stream.
 
     Args:
         exchange: the stream.
@@ -98,30 +99,30 @@ class Arrivals:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._client = exchange.client
-        self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the other node's offer
-        self._offered: dict[int, Arriving] = {}  # that are not admitted yet, in order
-        self._oldest = 0  # the first offer that there is no room for,
+        self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the peer's offer
+        self._offered: dict[int, Arriving] = {}  # values that are not admitted yet, in order
+        self._oldest = 0  # the first offer that the store has no room for,
         self._wait: room.RoomWait | None = None  # and its wait
-        self._asked: int | None = None  # how many rounds of spilling had ended when this process asked for one
+        self._asked: int | None = None  # how many spill rounds had ended when this process requested one
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_short(self) -> bool:
-        """Whether a value waits for room."""
+        """Return whether a value waits for room."""
         return self._wait is not None
 
     def begin(self, message: Any, arriving: Arriving) -> None:
-        """A value, or the first piece of one, has come, or is offered.
+        """Begin to receive a value: the message is all of it, its first piece, or its offer.
 
         Raises:
-            PeerError: it makes no sense.
+            PeerError: the message is invalid.
         """
         if message.native:
             if self._exchange.values is None:
                 who = self._exchange.name
-                raise PeerError(f"node {who} offers a value by a stream that this node does not have")
+                raise PeerError(f"node {who} offers a value over a native stream, and this node has none")
             self._offered[message.native] = arriving
-            self.tend()
+            self.admit()
             return
         try:
             if not arriving.allocate(True):
@@ -134,10 +135,10 @@ class Arrivals:
             self._arriving[message.transfer] = arriving
 
     def resume(self, message: Any) -> None:
-        """The first piece of a value that was offered, admitted and asked for in pieces.
+        """Take the first piece of a value that was offered, admitted, and then requested in pieces.
 
         Raises:
-            PeerError: it makes no sense.
+            PeerError: the piece is invalid.
         """
         arriving = self._arriving.pop(-message.native, None)
         if arriving is not None:
@@ -146,14 +147,14 @@ class Arrivals:
                 self._arriving[message.transfer] = arriving
 
     def on_piece(self, message: Any) -> None:
-        """A further piece.
+        """Take a further piece of a value.
 
         Raises:
-            PeerError: it does not fit.
+            PeerError: the piece does not continue the value.
         """
         arriving = self._arriving.get(message.transfer)
         if arriving is None:
-            return  # of a value that is not wanted any more
+            return  # the value is not wanted any more
         self._take_piece(arriving, message)
         if arriving.at == arriving.size:
             del self._arriving[message.transfer]
@@ -161,8 +162,8 @@ class Arrivals:
     def _take_piece(self, arriving: Arriving, message: Any) -> None:
         if message.at != arriving.at or arriving.at + len(message.data) > arriving.size:
             raise PeerError(
-                f"node {self._exchange.name} sends {len(message.data)} bytes at {message.at} of a value of "
-                f"{arriving.size}, of which {arriving.at} have come"
+                f"node {self._exchange.name} sent {len(message.data)} bytes at offset {message.at} of a value of "
+                f"{arriving.size} bytes; {arriving.at} bytes had arrived"
             )
         arriving.writer.copy(arriving.at, message.data)
         arriving.at += len(message.data)
@@ -170,9 +171,9 @@ class Arrivals:
             arriving.seal()
 
     async def room_for(self, frame: Any) -> None:
-        """Wait until there is room for the values in a frame; the sender waits meanwhile.
+        """Wait until the store has room for the values in a frame; the sender waits meanwhile.
 
-        It ends without room where none can be had.
+        If no room can be made, it returns all the same.
         """
         wanted = sum(value.size for value in frame.value if not value.at and not value.native)
         if not wanted:
@@ -197,11 +198,11 @@ class Arrivals:
 
     # ---- offers ----
 
-    def tend_soon(self) -> None:
-        """The budget for arguments has room again."""
-        self._exchange.waiter.loop.call_soon(self.tend)
+    def admit_soon(self) -> None:
+        """Schedule `admit`: part of the budget for arguments was released."""
+        self._exchange.waiter.loop.call_soon(self.admit)
 
-    def tend(self) -> None:
+    def admit(self) -> None:
         """Fetch the offered values that can be admitted."""
         if self._exchange.closed:
             return
@@ -236,7 +237,7 @@ class Arrivals:
                 self._exchange.out.add("taken", number)
         self._wait_for_room(oldest)
         if is_late and self._timer is None:
-            self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.tend)
+            self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.admit)
 
     def _fetch(self, number: int, arriving: Arriving) -> None:
         self._arriving[-number] = arriving
@@ -248,14 +249,14 @@ class Arrivals:
             self._exchange.out.add("again", number)
 
     def _wait_for_room(self, number: int) -> None:
-        """Wait for room for an offer, 0 for none; look again in a moment."""
+        """Wait for room for the oldest offer (0: there is none), and schedule the next attempt."""
         if number == 0:
             self._oldest, self._wait, self._asked = 0, None, None
             return
         store, one = self._exchange.store, self._offered[number]
         if self._wait is None or number != self._oldest:
             if self._wait is None:
-                self._exchange.out.stir()  # it says that there is little room
+                self._exchange.out.stir()  # each frame reports whether this node is short of room
             self._oldest, self._wait, self._asked = number, room.RoomWait(store, one.size, serves=True), None
         if self._asked is not None and spill.rounds(self._client) != self._asked:
             self._asked = None
@@ -269,14 +270,14 @@ class Arrivals:
         if self._asked is None and store.tell is not None:
             self._asked = spill.rounds(self._client)
             store.tell(Spill(one.size))
-        self._timer = self._exchange.waiter.loop.call_later(self._wait.pause_s, self.tend)
+        self._timer = self._exchange.waiter.loop.call_later(self._wait.pause_s, self.admit)
 
     def _give_up(self, number: int, error: ObjectStoreFullError) -> None:
         self._offered.pop(number).give_up(error)
         self._exchange.out.add("taken", number)
 
     def landed(self, number: int, error: BaseException | None) -> None:
-        """A value has come by the native stream, or cannot: then its pieces are asked for."""
+        """Seal a value that the native stream has delivered; on an error, request its pieces."""
         arriving = self._arriving.get(-number)
         if arriving is None:
             return
@@ -288,7 +289,7 @@ class Arrivals:
         self._exchange.out.add("taken", number)
 
     def drop(self, task: int, result: int | None = None) -> None:
-        """Write no more of a result, or of all, of a task: its memory goes elsewhere."""
+        """Stop writing one result of a task, or all of them: the memory may be reused."""
         for number, one in list(self._offered.items()):
             if one.task == task and result in (None, one.result):
                 del self._offered[number]
@@ -301,11 +302,11 @@ class Arrivals:
                     self._exchange.out.add("taken", -transfer)
 
     def named(self) -> set[int]:
-        """Numbers of the objects that these values name."""
+        """Return the numbers of the objects that these values contain."""
         return {ref.objref for one in (*self._arriving.values(), *self._offered.values()) for ref in one.contains}
 
     def clear(self) -> None:
-        """The stream has ended."""
+        """Drop all values in transit, because the stream has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

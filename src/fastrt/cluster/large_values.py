@@ -1,13 +1,13 @@
-"""Large values between two nodes, by the native stream of `transfer`, beside the exchange that names them.
+"""Large values between two nodes: offered on the exchange, transferred over the native stream of `transfer`.
 
-The sender of a value says its size, kind and contents on the exchange, and a number instead of bytes. Once the other
-node has room for it (`arrivals`), it takes the value by that number from the sender's native stream, straight into the
-memory of the result that it becomes, and says `taken`. Where the stream cannot be reached, it says `again`, and the
-bytes come in pieces as without one.
+The sender of a value sends its size, kind and contents on the exchange, and a number instead of its bytes. Once the
+receiver has room for the value (`inbox`), it fetches the value by that number from the sender's native stream, straight
+into the memory of the result that it becomes, and answers `taken`. If it cannot reach that stream, it answers `again`,
+and the bytes are sent in pieces, as between nodes without native streams.
 
 Invariants: an offer lasts until it is answered or the exchange ends; nothing is written into a result's memory once
-`cancel` has returned, as it may belong to another value then; everything but the transfer of bytes runs on the loop's
-thread.
+`cancel` has returned, because it may then belong to another value; everything except the transfer of bytes runs on the
+loop's thread.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
 
-# Smaller values go with the tasks that need them, in one piece. One in several pieces would take memory here before its
-# last piece has come, and might wait behind others for which there is no room.
+# Smaller values are sent in one piece with the tasks that need them. A value in several pieces would occupy memory on
+# the receiver before its last piece has arrived, and might wait behind others that there is no room for.
 BYTES_MIN = PIECE_BYTES + 1
 _OBJREF_MOST = (1 << 64) - 1
-_SILENCE_S = 5.0  # an exchange whose network is cut ends after ten
+_SILENCE_S = 5.0  # an exchange whose network is cut ends after 10 s
 
 
 class Offers(Table):
-    """The values that other nodes may take from here, by number; numbers of other processes never collide with them."""
+    """The values that other nodes may fetch from here, by number. Numbers of two processes do not collide."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._next = secrets.randbits(62)
 
     def offer(self, ref: ObjectRef) -> int:
-        """Let a value be taken; its number."""
+        """Make a value available and return its number."""
         self._next += 1
         self.add(self._next, ref)
         return self._next
 
     def read(self, objref: int) -> Sealed:
-        """Pin a value's bytes; what it contains is named on the exchange.
+        """Pin a value's bytes. The objects that it contains are named on the exchange.
 
         Raises:
-            NotFoundError: it is not offered any more.
-            FastrtError: it cannot be read.
+            NotFoundError: the value is not offered any more.
+            FastrtError: the value cannot be read.
         """
         ref = self.find(objref)
         if ref is None:
@@ -71,10 +71,10 @@ class Native:
     Args:
         store: this process's attachment.
         access: the cluster's identity.
-        host: where to serve.
+        host: the address to listen at.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: it cannot listen at that address.
     """
 
     def __init__(self, store: Store, access: Access, host: str) -> None:
@@ -84,12 +84,12 @@ class Native:
         self.address = self._source.address
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._source.close()
 
 
 class _Arrival(Receipt):
-    """A value that is on its way into memory taken for it before."""
+    """A value in transit into memory that was already allocated for it."""
 
     __slots__ = ("_kind", "_then")
 
@@ -103,8 +103,8 @@ class _Arrival(Receipt):
         assert self.writer is not None
         if (total, kind, nrefs) != (len(self.writer), self._kind, 0):
             raise TransferError(
-                f"value {self.objref:#x} comes as kind {kind} of {total} bytes with {nrefs} references; it was "
-                f"announced as kind {self._kind} of {len(self.writer)}"
+                f"value {self.objref:#x} has kind {kind}, {total} bytes and {nrefs} references; it was "
+                f"announced with kind {self._kind} and {len(self.writer)} bytes"
             )
         self.total = total
         self.view = memoryview(self.writer)
@@ -124,18 +124,18 @@ class _Arrival(Receipt):
 
 
 class _Arrivals(Table):
-    """The values on their way from one node."""
+    """The values in transit from one node."""
 
     def begin_many(self, objrefs: Iterable[int]) -> tuple[list[ObjectRef | Receipt], list[Receipt]]:
         found: list[Receipt] = [self._coming[objref] for objref in objrefs]
         return [*found], found
 
     def allocate_many(self, specs: list[tuple[int, int, bool]]) -> list[Writer]:
-        raise TransferError("the other node sends small values by the native stream, which none was announced for")
+        raise TransferError("the peer sent small values over the native stream, but announced none")
 
 
 class _Offer(NamedTuple):
-    """An offered value: continued once it was taken, or sent in pieces instead."""
+    """An offered value: `then` is called once it was taken; it may be sent in pieces instead."""
 
     ref: ObjectRef
     then: Callable[[], None]
@@ -143,11 +143,11 @@ class _Offer(NamedTuple):
 
 
 class Values:
-    """The large values of one exchange, both ways.
+    """The large values of one exchange, in both directions.
 
     Attributes:
-        is_known: whether the other node has a native stream, too, and so knows offers.
-        is_reachable: whether values can be taken from there; where they cannot, their pieces are asked for.
+        is_known: whether the peer also has a native stream, and so understands offers.
+        is_reachable: whether the peer's native stream can be reached; otherwise this node requests pieces.
 
     Args:
         native: this node's native stream.
@@ -167,7 +167,7 @@ class Values:
         self.is_known = self.is_reachable = False
 
     def connect(self, address: str) -> None:
-        """The other node has said where its native stream is; empty: nowhere."""
+        """Set the address of the peer's native stream; empty: the peer has none."""
         self._address = address
         self.is_known = self.is_reachable = bool(address)
 
@@ -179,14 +179,14 @@ class Values:
         Args:
             ref: the value.
             then: called when it has been taken.
-            where: what it is to the other node, for another attempt.
+            where: the message fields that say which value it is, for another attempt in pieces.
         """
         number = self._offers.offer(ref)
         self._open[number] = _Offer(ref, then, where)
         return number
 
     def answered(self, number: int) -> _Offer | None:
-        """An offer was taken, or its pieces are asked for; None when there is no such offer."""
+        """Remove and return an offer that the peer has answered; None when there is no such offer."""
         offer = self._open.pop(number, None)
         if offer is not None:
             self._offers.drop(number)
@@ -195,14 +195,14 @@ class Values:
     # ---- incoming ----
 
     def take(self, number: int, writer: Writer, kind: int) -> None:
-        """Have an announced value written; `landed` says when it is whole."""
-        self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._tell)
+        """Fetch an announced value into its memory; `landed` is called when it is complete."""
+        self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._on_end)
         client = self._offers.store.client
         self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
         self._puller.ask([number], self._address)
 
     def cancel(self, number: int) -> None:
-        """Write no more of a value; `landed` is not called for it any more."""
+        """Stop writing a value; `landed` is not called for it any more."""
         arrival = self._arrivals._coming.pop(number, None)
         if arrival is not None:
             arrival.ended = True
@@ -210,35 +210,35 @@ class Values:
             trace.end(self._offers.store.client, self._traced.pop(number, 0))
 
     def close(self) -> None:
-        """The exchange has ended: nothing is taken any more, from either side."""
+        """Cancel all fetches and withdraw all offers, because the exchange has ended."""
         for number in list(self._arrivals._coming):
             self.cancel(number)
         for number in self._open:
             self._offers.drop(number)
         self._open.clear()
-        # A thread that is about to connect takes its time to end; the loop does not wait for it.
+        # A thread that is connecting ends only after a while; the loop does not wait for it.
         threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()
 
-    def _tell(self, number: int, error: BaseException | None) -> None:
-        """On the stream's thread."""
+    def _on_end(self, number: int, error: BaseException | None) -> None:
+        """Report the end of a fetch to the loop; runs on the stream's thread."""
 
-        def tell() -> None:
+        def report() -> None:
             trace.end(self._offers.store.client, self._traced.pop(number, 0))
             self.is_reachable = self.is_reachable and error is None
             if self._arrivals._coming.pop(number, None) is not None:
                 self._landed(number, error)
 
         with contextlib.suppress(RuntimeError):  # the process ends, and its loop is closed
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(report)
 
 
 def open_native(store: Store, access: Access, listen: str) -> Native:
-    """This node's native stream.
+    """Open this node's native stream.
 
     Args:
         store, access: as for `Native`.
-        listen: host:port of the node; the stream has a port of its own.
+        listen: host:port of the node; the native stream has another port on this host.
     Raises:
-        OSError: it cannot listen there.
+        OSError: it cannot listen at that host.
     """
     return Native(store, access, split_address(listen, 0)[0])

@@ -1,104 +1,106 @@
-"""Who owes what to whom over one stream: tasks and calls that were lent to the other node, and those taken from it."""
+"""The tasks and calls in progress over one stream: those forwarded to the peer, and those accepted from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fastrt.cluster.hosted_actors import Guest
+from fastrt.cluster.hosted_actors import HostedActor
 from fastrt.cluster.lineage import Record
-from fastrt.cluster.remote_actors import Line
+from fastrt.cluster.remote_actors import RemoteActor
 from fastrt.store.ref import ObjectRef
 
 
 @dataclass
-class Lent:
-    """A task or call of this node's that the other one runs.
+class ForwardedTask:
+    """A task or call of this node that the peer runs.
 
     Attributes:
-        task: of this node's table.
-        line: the actor whose call it is; None: it is a task.
-        done: sealed and given back already.
-        record: how to run it again, if it has made what is missing here.
+        task: its index in this node's table.
+        remote: the actor whose call it is; None: it is a task.
+        done: its results are sealed, and this process has finished it.
+        record: how to run it again; set once one of its results names an object whose value is missing here.
     """
 
     task: int
-    line: Line | None = None
+    remote: RemoteActor | None = None
     done: bool = False
     record: Record | None = None
 
 
 @dataclass
-class Borrowed:
-    """A task or call of the other node's that runs here.
+class AcceptedTask:
+    """A task or call of the peer that runs on this node.
 
     Attributes:
-        results: what it makes.
+        results: its results.
         left: how many of them are still to be sent.
-        guest: the other node's actor whose call it is.
-        is_call: of an actor, whosoever.
+        hosted: the hosted actor whose call it is; None: it is a task, or a call of an actor that this node owns.
+        is_call: whether it is a call of any actor.
     """
 
     results: list[ObjectRef]
     left: int
-    guest: Guest | None
+    hosted: HostedActor | None
     is_call: bool
 
 
 class Ledger:
-    """Both sides of one stream. Whoever lends looks here for each task how many there are: nothing is counted anew.
+    """The tasks and calls of one stream, in both directions.
+
+    The two counts are kept up to date, because they are read for every task that is forwarded.
 
     Attributes:
-        lent: how many of this node's tasks the other one has; calls of actors are not among them.
-        borrowed: how many of its tasks this node has.
+        forwarded: how many tasks of this node the peer has, without calls of actors.
+        accepted: how many tasks of the peer this node has, without calls of actors.
     """
 
     def __init__(self) -> None:
-        self.lent = self.borrowed = 0
-        self._out: dict[int, Lent] = {}
-        self._in: dict[int, Borrowed] = {}
+        self.forwarded = self.accepted = 0
+        self._out: dict[int, ForwardedTask] = {}
+        self._in: dict[int, AcceptedTask] = {}
         self._numbers = 0
 
-    def lend(self, task: int, line: Line | None) -> int:
-        """The other node is sent a task; by which number it knows it."""
+    def forward(self, task: int, remote: RemoteActor | None) -> int:
+        """Record a task that is sent to the peer; return its number on this stream."""
         self._numbers += 1
-        self._out[self._numbers] = Lent(task, line)
-        self.lent += line is None
+        self._out[self._numbers] = ForwardedTask(task, remote)
+        self.forwarded += remote is None
         return self._numbers
 
-    def find(self, number: int) -> Lent | None:
-        """What was lent under a number, until it has ended."""
+    def find(self, number: int) -> ForwardedTask | None:
+        """Return the forwarded task with a number, until it has ended."""
         return self._out.get(number)
 
-    def take(self, number: int) -> Lent | None:
-        """What was lent under a number is not any more; None when it was not."""
-        lent = self._out.pop(number, None)
-        self.lent -= lent is not None and lent.line is None
-        return lent
+    def take(self, number: int) -> ForwardedTask | None:
+        """Remove and return the forwarded task with a number; None when there is none."""
+        forwarded = self._out.pop(number, None)
+        self.forwarded -= forwarded is not None and forwarded.remote is None
+        return forwarded
 
-    def open(self) -> Iterator[tuple[int, Lent]]:
-        """What was lent and has no result yet, by number, the oldest first; it may be taken meanwhile."""
-        return ((number, lent) for number, lent in list(self._out.items()) if not lent.done)
+    def open(self) -> Iterator[tuple[int, ForwardedTask]]:
+        """Return the forwarded tasks without results, with their numbers, oldest first; they may be taken meanwhile."""
+        return ((number, forwarded) for number, forwarded in list(self._out.items()) if not forwarded.done)
 
-    def borrow(self, number: int, borrowed: Borrowed) -> None:
-        """A task of the other node's begins here."""
-        self._in[number] = borrowed
-        self.borrowed += not borrowed.is_call
+    def accept(self, number: int, accepted: AcceptedTask) -> None:
+        """Record a task of the peer that begins on this node."""
+        self._in[number] = accepted
+        self.accepted += not accepted.is_call
 
-    def owed(self, number: int) -> Borrowed | None:
-        """The other node's task of that number, until it has ended."""
+    def find_accepted(self, number: int) -> AcceptedTask | None:
+        """Return the accepted task with a number, until it has ended."""
         return self._in.get(number)
 
-    def all_owed(self) -> list[Borrowed]:
-        """All that the other node has here."""
+    def all_accepted(self) -> list[AcceptedTask]:
+        """Return all tasks and calls of the peer on this node."""
         return list(self._in.values())
 
     def settle(self, number: int) -> None:
-        """The other node has all of a task, or it has fallen."""
-        self.borrowed -= not self._in.pop(number).is_call
+        """Remove an accepted task: the peer has all its results, or its call was returned without one."""
+        self.accepted -= not self._in.pop(number).is_call
 
     def clear(self) -> None:
-        """The stream has ended."""
+        """Forget all tasks, because the stream has ended."""
         self._out.clear()
         self._in.clear()
-        self.lent = self.borrowed = 0
+        self.forwarded = self.accepted = 0

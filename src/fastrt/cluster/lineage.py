@@ -1,15 +1,15 @@
-"""Rebuilds objects of a lost node by running again the forwarded task that made them there.
+"""Rebuilds objects of a lost node: runs the forwarded task that created them there again.
 
-Results of a forwarded task are sent here as they are made. So a lost node takes only those objects with it that
+Results of a forwarded task are sent here as soon as they exist. So with a node only those objects are lost that
 references in such results name: objects that the task put there, and results of tasks that it submitted. A task that
 returns references is therefore remembered as long as one of their values is missing here, and runs again when its node
-is lost. An object has no name that survives a run, but a place: the third reference in the first result, and in that
-value the second. The object at that place after the second run replaces it, so such a task must return the same
-references in the same order each time.
+is lost. An object's number does not survive a run, but its place does: for example the third reference in the first
+result, and the second reference in that value. The object at the same place after the second run replaces it, so such a
+task must return the same references in the same order each time.
 
-A task runs no more often than its `max_retries` allow, all runs counted. Its arguments are kept meanwhile; lost ones
-are rebuilt in the same way, and the task waits for them. The records are bounded by the bytes that they keep: the
-oldest is forgotten first, and its objects are then lost with their node.
+All runs of a task count against its `max_retries`. Its arguments are kept meanwhile; lost ones are rebuilt in the same
+way, and the task waits for them. The records are bounded by the bytes that they keep: the oldest is forgotten first,
+and its objects are then lost with their node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
-_RECORD_BYTES = 512  # what a record takes by itself, about
+_RECORD_BYTES = 512  # the approximate size of a record without arguments
 
 
 @dataclass(eq=False)
@@ -40,10 +40,10 @@ class Record:
     """A forwarded task with everything that is needed to run it again.
 
     Attributes:
-        name: of its function, for people.
-        left: how many runs it may still have.
-        run: submits it; None once it is forgotten.
-        results: of the run that was started because its node was lost.
+        name: its function's name, for messages.
+        left: how many more runs are allowed.
+        run: submits it again; None once the record is forgotten or the task was submitted again.
+        results: the results of the run that was started because its node was lost.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Record:
 
 
 class Origin(NamedTuple):
-    """Where an object of another node was named: a task's result, and from there the place of each reference."""
+    """Where an object of another node was named: a task's result, and the path of reference places from there."""
 
     record: Record
     result: int
     path: tuple[int, ...] = ()
 
     def at(self, place: int) -> Origin:
-        """The reference that stands at that place in this one's value."""
+        """Return the origin of the reference at a place in this origin's value."""
         return self._replace(path=(*self.path, place))
 
 
@@ -73,7 +73,7 @@ class Lineage:
         bytes_max: how many bytes all records may keep.
 
     Attributes:
-        wanted: numbers of the objects that are waited for on the way to lost ones, and how often.
+        wanted: numbers of the objects that rebuilds wait for, and how often each is waited for.
     """
 
     def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int) -> None:
@@ -81,7 +81,7 @@ class Lineage:
         self._client = store.client
         self._waiter = waiter
         self._bytes_max = bytes_max
-        # The oldest first, and what each keeps. They live as long as an object names them as its origin.
+        # Oldest first, with the bytes that each keeps. A record lives as long as an object has it as its origin.
         self._records: dict[weakref.ref[Record], int] = {}
         self._nbytes = 0
         self.wanted: Counter[int] = Counter()
@@ -121,19 +121,19 @@ class Lineage:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all records keep."""
+        """Return how many bytes all records keep."""
         return self._nbytes
 
     def _drop(self, record: weakref.ref[Record]) -> None:
         self._nbytes -= self._records.pop(record, 0)
 
     def rebuild(self, task: int, ref: ObjectRef, origin: Origin | None, lost: str) -> None:
-        """Have an object of a lost node made again, in the place of the one that stands for it here.
+        """Rebuild an object of a lost node; its value is copied into the local stand-in.
 
         Args:
-            task: seals the stand-in.
+            task: the task that seals the stand-in.
             ref: the stand-in, which is kept until then.
-            origin: where it was named; None: only as an argument.
+            origin: where the object was named; None: no task's result named it.
             lost: how its node was lost, for the error.
         """
         if origin is None:
@@ -148,13 +148,13 @@ class Lineage:
         self._watch(task, ref, origin.path, f"{origin.record.name!r}: {lost}", source)
 
     def _run_again(self, record: Record, lost: str) -> list[ObjectRef]:
-        """The results of the task's next run, which is started now unless it has been already."""
+        """Return the results of the task's next run; start that run unless it was started already."""
         about = f"an object that task {record.name!r} had made on another node is lost: {lost}"
         if not record.results:
             if record.left < 1:
                 raise ObjectLostError(f"{about}; the task may not run again (max_retries)")
             if record.run is None:
-                raise ObjectLostError(f"{about}; its arguments were given up for want of room (lineage_bytes)")
+                raise ObjectLostError(f"{about}; its arguments were dropped because lineage_bytes was exceeded")
             record.results = record.run()
             record.run = None
         return record.results
@@ -164,7 +164,7 @@ class Lineage:
         self._waiter.add(source, partial(self._follow, task, ref, path, about))
 
     def _follow(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
-        """A value on the way to an object is there: go on from the reference in its place, or copy it."""
+        """Follow the path through a value that is ready: to the reference at the next place, or copy the last one."""
         self.wanted -= Counter([source.objref])
         try:
             kind, error, data = self._store.read(source)

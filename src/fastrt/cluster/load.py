@@ -1,4 +1,4 @@
-"""The load of this node as sources of the uplink's `LoopWaiter`: its changes, and tasks that other nodes should run."""
+"""Sources of the uplink's `LoopWaiter`: changes of this node's load, and tasks that other nodes should run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import tasks as core
 from fastrt.store.waiter import NEVER_S
 
-_PACE_S = 0.125  # between two reports of changes
+_PACE_S = 0.125  # between two reports of changes: at most 8 per second
 
 
 class LoadWatch:

@@ -1,4 +1,4 @@
-"""Queues what a stream sends to another node: small messages in order, large values in pieces beside them."""
+"""The send queue of a stream to another node: small messages in order, large values in pieces between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# A frame holds about this much: large enough for the wire's speed, small enough that a task never waits long behind it.
+# The approximate size of a frame: large enough for full network speed, small enough that no task waits long behind one.
 FRAME_BYTES = 1 << 20
 PIECE_BYTES = 1 << 18
 
@@ -15,12 +15,12 @@ PIECE_BYTES = 1 << 18
 class Outgoing:
     """Collects messages and hands them out as frames.
 
-    Small messages, and the first pieces of large values, go in the order in which they were added: a first piece may
-    name objects whose own values come after it. Further pieces take turns, so a value of a gigabyte delays no other.
+    Small messages and the first pieces of large values are sent in the order in which they were added: a first piece
+    may name objects whose values follow it. Further pieces take turns, so a value of a gigabyte delays no other one.
 
     Args:
-        frame: makes an empty Frame.
-        piece: makes a further piece of a value: called with transfer, at, data.
+        frame: creates an empty Frame.
+        piece: creates a further piece of a value: called with transfer, at, data.
     """
 
     def __init__(self, frame: Callable[[], Any], piece: Callable[..., Any]) -> None:
@@ -29,18 +29,18 @@ class Outgoing:
         self._small: deque[tuple[str, Any, int]] = deque()
         self._large: deque[tuple[Iterator[Any], Callable[[], None]]] = deque()
         self._transfers = 0
-        self.nbytes = 0  # of small messages, and first pieces, that wait
+        self.nbytes = 0  # of the queued small messages and first pieces
         self._news = asyncio.Event()
         self._closed = self._stirred = False
 
     def add(self, field: str, message: Any, nbytes: int = 64) -> None:
-        """Send a message, or a number, in a repeated field of the next frame."""
+        """Queue a message, or a number, for a repeated field of the next frame."""
         self._small.append((field, message, nbytes))
         self.nbytes += nbytes
         self._news.set()
 
     def add_value(self, first: Any, data: memoryview, then: Callable[[], None]) -> None:
-        """Send a value; `then` is called when its last piece has been taken.
+        """Queue a value; `then` is called when its last piece has been taken from the queue.
 
         Args:
             first: the Value message without its data.
@@ -56,17 +56,17 @@ class Outgoing:
             then()
 
     def stir(self) -> None:
-        """Send a frame, be it empty, for what each frame says."""
+        """Send a frame even if it is empty, because every frame reports this node's load."""
         self._stirred = True
         self._news.set()
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no more frames."""
         self._closed = True
         self._news.set()
 
     async def next_frame(self) -> Any | None:
-        """The next frame, once there is something to send; None after `close`."""
+        """Wait until there is something to send, and return the next frame; None after `close`."""
         while not (self._small or self._large or self._closed or self._stirred):
             self._news.clear()
             await self._news.wait()
@@ -84,7 +84,9 @@ class Outgoing:
             piece = next(pieces, None)
             if piece is None:
                 then()
-                if self._small and room > 0:  # what `then` added comes after the last piece, and it does
+                if (
+                    self._small and room > 0
+                ):  # end this frame: the next one brings what `then` added, after the last piece
                     break
                 continue
             frame.value.append(piece)

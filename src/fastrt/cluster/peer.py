@@ -1,4 +1,4 @@
-"""The peers that this node forwards tasks to: how many each may have, and which of them gets a task."""
+"""The peers that this node forwards tasks to: how many tasks each may have, and which one gets a task."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.peer_stream import Exchange
 
-_LENT_MAX = 4096
+_FORWARDED_MAX = 4096
 _OUTPUT_MAX = 256
 
 
 @dataclass
 class Peer:
-    """Another node: where it is, the stream to it, and how many tasks it may have of ours at once.
+    """Another node: its address, the stream to it, and how many tasks of this node it may have at once.
 
     Attributes:
-        report: what the head says of it; None: nothing.
-        has_choice: this node can run its tasks itself: another one gets only what it says that it has room for.
+        report: its last report, from the head; None: the head does not list it.
+        has_choice: whether this node has workers of its own; if so, the peer gets only as many tasks as it reports
+            room for.
         exchange: the stream to it; None: there is none.
-        calling, call_at: whether it is called, or when it may be again.
-        target: how many tasks keep it busy, as far as is known.
+        calling, call_at: whether this node is connecting to it, and when it may next try to.
+        target: the estimated number of tasks that keeps it busy.
         output: messages with lines for its drivers that wait for the stream; beyond a limit the oldest are dropped.
     """
 
@@ -37,26 +38,26 @@ class Peer:
 
     @property
     def room(self) -> int:
-        """How many more tasks should be forwarded to it now."""
+        """Return how many more tasks should be forwarded to it now."""
         if self.exchange is None or not self.exchange.node:
             return 0
         most = int(self.target)
-        return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.lent)
+        return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.forwarded)
 
     def adapt(self) -> None:
-        """After a frame: more, while it has nothing waiting when our results come; fewer, while much waits there."""
+        """Adapt the target after a frame: raise it while the peer's queue is empty, lower it while that is long."""
         assert self.exchange is not None
         workers = max(1, self.exchange.workers)
         least = 2 * workers
-        if not self.exchange.queued and self.exchange.ledger.lent * 2 <= self.target:
-            self.target = min(_LENT_MAX, self.target * 2)
+        if not self.exchange.queued and self.exchange.ledger.forwarded * 2 <= self.target:
+            self.target = min(_FORWARDED_MAX, self.target * 2)
         elif self.exchange.queued > 4 * workers + self.target / 2:
             self.target *= 0.9
         self.target = max(least, self.target)
 
 
 def nearest(client: Client, helpers: list[Peer], task: int) -> Peer:
-    """Of nodes with room, the one that has most of a task's arguments already; else the one with most room."""
+    """Return the helper that has most bytes of a task's arguments; without arguments, the one with the most room."""
     if len(helpers) == 1:
         return helpers[0]
     _, _, refs = core.arguments(client, task, True)

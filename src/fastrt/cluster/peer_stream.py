@@ -1,9 +1,9 @@
 """One bidirectional gRPC stream between two nodes. Each side may forward tasks to the other.
 
-The node that forwards a task still owns it: the task is RUNNING there, claimed by the uplink, and its results are
-sealed there when they come. So a dead uplink, a dead node and a cut network have the effect of a dead worker: the task
-runs again, there or elsewhere, up to its `max_retries`. The node that runs the task submits it as one of its tasks,
-whose arguments are stand-ins for objects of the owner (`references`).
+The node that forwards a task still owns it: there the task is RUNNING, claimed by the uplink, and there its results are
+sealed when they arrive. So a dead uplink, a dead node and a cut network have the same effect as a dead worker: the task
+runs again on any node, up to its `max_retries`. The node that runs the task submits it like a local task. Its arguments
+are stand-ins for objects of the owner (`references`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
-from fastrt.cluster.hosted_actors import Guest, Guests
+from fastrt.cluster.hosted_actors import HostedActor, HostedActors
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
-from fastrt.cluster.ledger import Borrowed, Ledger
+from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.lineage import Lineage, Origin
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
 from fastrt.cluster.references import PeerError, References
-from fastrt.cluster.remote_actors import Away, Line
+from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.sent_functions import SentFunctions
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
@@ -47,7 +47,7 @@ _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
 _HOPS_MAX = 255  # what a task's record can hold
-_SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
+_SHORT_BYTES_MIN = 16 << 10  # the least size of offered values while the peer is short of room or the queue is long
 _BACKLOG_BYTES = 4 << 20
 
 
@@ -55,24 +55,24 @@ class Exchange:
     """This node's side of one stream.
 
     Attributes:
-        node: the other node's session, once it has said hello.
-        name: the other node's name, for people.
+        node: the peer's session, once its hello has arrived; else empty.
+        name: the peer's name, for messages.
         workers, queued: its load, as last reported.
         room: how many of this node's tasks it accepts at once, as last reported.
-        reported_room: whether the last frame to it said that there is room here.
-        is_short: whether the other node's store is short of room, as last reported.
+        reported_room: the room for tasks on this node that the last frame to the peer reported.
+        is_short: whether the peer's store is short of room, as last reported.
         ledger: the forwarded and the accepted tasks and calls.
-        values: large values, by the native stream; None: there is none.
-        out: the queue of messages to the other node.
-        arrivals: values on their way here.
-        functions: that the two nodes have sent each other.
+        values: large values over the native stream; None: there is none.
+        out: the queue of messages to the peer.
+        arrivals: values in transit to this node.
+        functions: the functions that the two nodes have sent each other.
 
     Args:
         store: this process's attachment.
         waiter: waits for references on behalf of the process's event loop.
-        native: this node's native stream for large values; None: they go in pieces between the tasks.
-        lineage: makes again what a lost node has made; None: nothing is.
-        budget: bounds the arguments that are fetched ahead; None: this stream has its own.
+        native: this node's native stream for large values; None: they are sent in pieces between the tasks.
+        lineage: rebuilds objects of lost nodes; None: none are rebuilt.
+        budget: limits the arguments that are fetched ahead; None: this stream gets a separate budget.
     """
 
     RESULTS_MAX = 10_000  # of a task or call
@@ -99,22 +99,22 @@ class Exchange:
         self.arrivals = Arrivals(self)
         self._restoring = Restoring(store, waiter.loop)
         self.budget = budget or ArgumentBudget(store.client)
-        self.budget.join(self, self.arrivals.tend_soon)
+        self.budget.join(self, self.arrivals.admit_soon)
         self.values = None if native is None else Values(native, self.arrivals.landed)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = False
-        self.away = Away(self, store)
-        self.guests = Guests(self, store)
+        self.remote_actors = RemoteActors(self, store)
+        self.hosted_actors = HostedActors(self, store)
         self.flows = Flows(self, store)
         self.streams = Streams(self)
-        self.references.tell_stream = self.streams.mirror
-        self.has_run = False  # tasks or calls of the other node's
+        self.references.on_stream = self.streams.mirror
+        self.has_run = False  # whether a task or call of the peer has run here
         self.on_output: Callable[[Any], None] = lambda message: None  # set by the uplink
 
     # ---- the side that forwards ----
 
-    def lend(self, task: int) -> None:
-        """Forward a task that this process has claimed to the other node.
+    def forward(self, task: int) -> None:
+        """Forward a task that this process has claimed to the peer.
 
         Raises:
             FastrtError: the function cannot be read here.
@@ -136,29 +136,29 @@ class Exchange:
         self.describe(message, task, info)
         self.out.add("task", message, len(data) + 128)
 
-    def describe(self, message: Any, task: int, info: dict[str, Any], line: Line | None = None) -> int:
-        """Fill in how a task or a call is run, and the number by which the other node knows it.
+    def describe(self, message: Any, task: int, info: dict[str, Any], remote: RemoteActor | None = None) -> int:
+        """Fill in how a task or a call is run, and the number by which the peer knows it.
 
         Args:
-            message: the message to the other node; filled here.
+            message: the message to the peer; filled here.
             task: of this process.
-            info: what its record says.
-            line: the actor whose call it is.
+            info: the fields of its record.
+            remote: the actor whose call it is.
         Returns:
             The number.
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
-        message.policy = carried(self._store, task, info["job"] if line is None else 0)
+        message.policy = carried(self._store, task, info["job"] if remote is None else 0)
         flow = self.flows.describe(task, message) if info["flags"] & generators.STREAM else None
-        message.task = number = self.ledger.lend(task, line)
+        message.task = number = self.ledger.forward(task, remote)
         if flow is not None:
             self.flows.register(number, flow)
         return number
 
     def pass_cancels(self) -> None:
-        """End forwarded tasks that were cancelled, here at once and on the other node.
+        """End forwarded tasks that were cancelled: on this node at once, and on the peer by a message.
 
-        A stand-in is cancelled by the other node, whose object it is: what that object becomes is its value.
+        The task of a stand-in is cancelled by the peer, which owns the object; the stand-in then gets its value.
         """
         for objref, force, alone in self.references.newly_cancelled():
             self.out.add("cancel", _Cancel(objref=objref, force=force, alone=alone))
@@ -171,8 +171,8 @@ class Exchange:
             self.arrivals.drop(sent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
             self.end(sent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
-            if sent.line is not None:
-                self.away.ended(sent.line, number)
+            if sent.remote is not None:
+                self.remote_actors.ended(sent.remote, number)
 
     def _on_ended(self, number: int) -> None:
         sent = self.ledger.take(number)
@@ -183,16 +183,16 @@ class Exchange:
             try:
                 core.finish(self._client, sent.task)
             except RuntimeError as exc:
-                raise PeerError(f"node {self.name} says that a task has ended, but not all results came") from exc
-        if sent.line is not None:
-            self.away.ended(sent.line, number)
+                raise PeerError(f"node {self.name} ended a task, but not all its results have arrived") from exc
+        if sent.remote is not None:
+            self.remote_actors.ended(sent.remote, number)
 
     def _on_fallen(self, message: Any) -> None:
         sent = self.ledger.take(message.task)
-        if sent is not None and sent.line is not None:
+        if sent is not None and sent.remote is not None:
             self.flows.drop(message.task)
             self.arrivals.drop(sent.task)
-            self.away.fell(sent.line, message.task, sent.task, message.attempts)
+            self.remote_actors.on_fallen(sent.remote, message.task, sent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
@@ -205,12 +205,13 @@ class Exchange:
         refs = [self.references.resolve(one) for one in message.ref]
         if abs(message.priority) > submission.PRIORITY_MAX:
             raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
-        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
-            raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
+        known = self.ledger.find_accepted(message.task)
+        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or known:
+            raise PeerError(f"node {self.name} sent a task with invalid counts, or a task number in use")
         function = self.functions.received(message.function)
         if function is None:
-            raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
-        flags, policy, stream = self.special(message)
+            raise PeerError(f"node {self.name} sent a task before the function that it runs")
+        flags, policy, stream = self.run_options(message)
         options = submission.TaskOptions(
             function,
             message.results,
@@ -223,23 +224,23 @@ class Exchange:
         )
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
         results = submission.submit(self._client, options, args, stream)
-        self.borrow(message, [results] if message.results == 1 else results, stream)
+        self.accept(message, [results] if message.results == 1 else results, stream)
 
-    def borrow(
+    def accept(
         self,
         message: Any,
         made: list[ObjectRef],
         stream: ObjectRef | None,
-        guest: Guest | None = None,
+        hosted: HostedActor | None = None,
         is_call: bool = False,
     ) -> None:
-        """Send the results of an accepted task, or of a call of an actor, as they come."""
+        """Send the results of an accepted task, or of a call of an actor, as soon as each exists."""
         number = message.task
         self.has_run = True
         if not made:
             self.out.add("ended", number)  # no result is expected
             return
-        self.ledger.borrow(number, Borrowed(made, len(made), guest, is_call))
+        self.ledger.accept(number, AcceptedTask(made, len(made), hosted, is_call))
         self.budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
         if stream is not None:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
@@ -248,7 +249,7 @@ class Exchange:
             self.waiter.add(ref, partial(self._send_result, number, k))
 
     def demand(self, data: bytes) -> ObjectRef:
-        """Store the demand of a task or an actor that the other node has placed here; it must stay on this node.
+        """Store the demand of a task or an actor that the peer has placed here; it must stay on this node.
 
         Raises:
             PeerError: `data` is no demand.
@@ -256,11 +257,11 @@ class Exchange:
         try:
             demand = Demand.from_bytes(data)._replace(strategy="", node=self._client.segment.session, soft=False)
         except ValueError as exc:
-            raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
+            raise PeerError(f"node {self.name} sent an invalid demand: {exc}") from None
         return export(self._store, demand)
 
-    def special(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
-        """Return the flags, the policy and the stream of a task or a call of the other node."""
+    def run_options(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
+        """Return the flags, the policy and the stream of a task or a call of the peer."""
         policy: ObjectRef | None = None
         if message.policy:
             writer = self._store.create(len(message.policy), PICKLE, 0)
@@ -269,25 +270,25 @@ class Exchange:
         return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
 
     def holds(self, refs: list[ObjectRef]) -> int:
-        """How many bytes of these objects the other node has already."""
+        """Return how many bytes of these objects the peer already has."""
         there = [ref for ref in refs if self.references.has(ref.objref)]
         return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
-        borrowed = None if self.closed else self.ledger.owed(number)
-        if borrowed is None:
+        accepted = None if self.closed else self.ledger.find_accepted(number)
+        if accepted is None:
             return
-        if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
+        if accepted.hosted is not None and self.hosted_actors.send_fallen(accepted.hosted, number, ref):
             self._settle(number)
             return
         self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
 
     def _result_sent(self, number: int) -> None:
-        borrowed = self.ledger.owed(number)
-        if borrowed is None:
+        accepted = self.ledger.find_accepted(number)
+        if accepted is None:
             return
-        borrowed.left -= 1
-        if borrowed.left == 0:
+        accepted.left -= 1
+        if accepted.left == 0:
             self._settle(number)
             self.out.add("ended", number)
 
@@ -296,9 +297,9 @@ class Exchange:
         self.budget.ended(self, number)
 
     def _on_cancel(self, message: Any) -> None:
-        borrowed = self.ledger.owed(message.task)
-        ref = self.references.exported_ref(message.objref) if borrowed is None else borrowed.results[0]
-        if ref is not None:  # its value, which says so, is sent as any other
+        accepted = self.ledger.find_accepted(message.task)
+        ref = self.references.exported_ref(message.objref) if accepted is None else accepted.results[0]
+        if ref is not None:  # its value, the error, is sent like any other
             cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
 
     # ---- values, both ways ----
@@ -313,12 +314,15 @@ class Exchange:
         if self.closed:
             return
         if actors.is_actor(self._client, ref):
-            self.away.send_plan(ref)
+            self.remote_actors.send_plan(ref)
         else:
             self.send_value(ref, lambda: None, objref=ref.objref)
 
     def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
-        """Send a value, which is `where` to the other node; `then` is called once it needs nothing here any more."""
+        """Send a value; `then` is called once it needs nothing on this node any more.
+
+        `where` holds the message fields that say which result, item or object it is.
+        """
         nbytes = spill.size(self._client, ref.index)
         least = _SHORT_BYTES_MIN if self.is_short or self.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
         if nbytes >= least and self.values is not None and self.values.is_known:
@@ -351,9 +355,9 @@ class Exchange:
             if error is not None:
                 raise error
             kind, is_error, data = self._store.read(ref)
-        except FastrtError as exc:  # the other node gets that as the value
+        except FastrtError as exc:  # the peer gets the error as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
-        if kind < CORE_KINDS_END:  # the core's own scalars travel pickled, as kind 0
+        if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0
             data = pickle.dumps(data, 5)
             first = _Value(error=is_error, size=len(data), **where)
         else:
@@ -381,8 +385,8 @@ class Exchange:
         if message.task:
             self.flows.end(message.task)
         if message.kind == 0 and not message.error and len(message.data) == message.size:
-            value = pickle.loads(message.data)  # the stream has shown the session's token
-            with contextlib.suppress(ObjectStoreFullError):  # below, it waits for room
+            value = pickle.loads(message.data)  # safe: the peer has proved the session's token
+            with contextlib.suppress(ObjectStoreFullError):  # `receive` below waits for room
                 if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
                     self._sealed(message)
                     return
@@ -392,15 +396,15 @@ class Exchange:
     def receive(
         self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
     ) -> None:
-        """Have a value written, of which this is all or the first piece, or the offer.
+        """Begin to receive a value: the message is all of it, its first piece, or its offer.
 
         Args:
-            message: says what it is.
-            contains: what it contains.
-            task: of this process: whose result or item it is.
-            finish: called with the value once it is whole; None: it is a result.
+            message: describes it.
+            contains: the references in it.
+            task: the task of this process whose result or item it is.
+            finish: called with the value once it is complete; None: it is a result.
         Raises:
-            PeerError: the pieces make no sense.
+            PeerError: the message is invalid.
         """
         make: Callable[..., Any] = self._store.create
         place, then = -1, finish
@@ -412,12 +416,12 @@ class Exchange:
         self.arrivals.begin(message, Arriving(*about, then))
 
     def _refuse(self, message: Any) -> None:
-        """Refuse a value that nothing here waits for."""
+        """Answer the offer of a value that nothing on this node waits for."""
         if message.native:
             self.out.add("taken", message.native)
 
     def _on_answer(self, number: int, again: bool) -> None:
-        """The other node has taken a value of this node, or wants it in pieces."""
+        """Handle the answer to an offer: the peer has taken the value, or requests it in pieces."""
         offer = self.values.answered(number) if self.values is not None else None
         if offer is not None and again:
             self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
@@ -425,7 +429,7 @@ class Exchange:
             offer.then()
 
     def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
-        """Record which results name objects of the other node whose values are missing here."""
+        """Record which results name objects of the peer whose values are missing here."""
         missing = [(k, one) for k, one in enumerate(map(self.references.standing, contains)) if one is not None]
         if not missing:
             return
@@ -433,8 +437,8 @@ class Exchange:
             origin = self.references.imported(message.objref).origin
         else:
             sent = self.ledger.find(message.task)
-            if sent is None or sent.line is not None:
-                return  # objects that an actor has made cannot be rebuilt
+            if sent is None or sent.remote is not None:
+                return  # objects that an actor created cannot be rebuilt
             sent.record = sent.record or self._lineage.remember(sent.task)
             origin = Origin(sent.record, message.result)
         for k, standin in missing:
@@ -442,7 +446,7 @@ class Exchange:
                 standin.origin = origin.at(k)
 
     def _sink(self, message: Any) -> int | None:
-        """The task of this node that a value is a result of; None when the value is not wanted any more."""
+        """Return the task of this node whose result a value is; None when the value is not wanted any more."""
         if message.objref:
             standin = self.references.waiting(message.objref)
             return None if standin is None else standin.task
@@ -455,7 +459,7 @@ class Exchange:
             self._sealed(message)
 
     def _sealed(self, message: Any) -> None:
-        """The task of a value has ended."""
+        """Record that a value is sealed and its task has ended."""
         if message.objref:
             self.references.settled(message.objref)
         else:
@@ -466,44 +470,44 @@ class Exchange:
     # ---- the stream ----
 
     def first_frame(self, report: Any) -> Any:
-        """The first frame: the report of this node."""
+        """Return the first frame: the report of this node."""
         return _Frame(hello=report)
 
     def on_frame(self, frame: Any) -> None:
-        """Handle a frame of the other node.
+        """Handle a frame of the peer.
 
         Raises:
-            PeerError: it makes no sense.
+            PeerError: the frame is invalid.
         """
         if frame.HasField("hello"):
             why = refused_report(frame.hello)
             if why is not None or self.node not in ("", frame.hello.node):
-                raise PeerError(f"it says that it is node {frame.hello.node[:40]!r}, and {why or 'was another before'}")
+                raise PeerError(f"its hello names node {frame.hello.node[:40]!r}: {why or 'the first named another'}")
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
             if self.values is not None:
                 self.values.connect(frame.hello.native)
         self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self.functions.on_function),
-            (frame.actor, self.guests.on_actor),
+            (frame.actor, self.hosted_actors.on_actor),
             (frame.task, self._on_task),
-            (frame.kill, self.guests.on_kill),
-            (frame.call, self.guests.on_call),
-            (frame.ask, self.away.on_ask),
-            (frame.answer, self.away.on_answer),
+            (frame.kill, self.hosted_actors.on_kill),
+            (frame.call, self.hosted_actors.on_call),
+            (frame.ask, self.remote_actors.on_ask),
+            (frame.answer, self.remote_actors.on_answer),
             (frame.value, self._on_value),
-            (frame.plan, self.away.on_plan),  # after what may have been the first to name its actor
+            (frame.plan, self.remote_actors.on_plan),  # after the messages that may name its actor for the first time
             (frame.ended, self._on_ended),
             (frame.fallen, self._on_fallen),
-            (frame.gone, self.away.on_gone),
-            (frame.unhost, self.guests.on_unhost),
+            (frame.gone, self.remote_actors.on_gone),
+            (frame.unhost, self.hosted_actors.on_unhost),
             (frame.over, self.streams.on_over),
             (frame.reads, self._on_reads),
             (frame.cancel, self._on_cancel),
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
             (frame.release, self._on_release),
-            (frame.forget, self.functions.on_forget),  # after what names them
+            (frame.forget, self.functions.on_forget),  # after the messages that name them
             (frame.output, self.on_output),
         )
         for messages, handle in steps:
@@ -517,7 +521,7 @@ class Exchange:
         """Answer a message for which there is no room in the store.
 
         Raises:
-            ObjectStoreFullError: it is neither a task nor a call.
+            ObjectStoreFullError: the message is neither a task nor a call.
         """
         if not isinstance(message, (_Task, _Call)):
             raise error
@@ -538,8 +542,8 @@ class Exchange:
     def tidy(self, needed: set[int]) -> None:
         """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""
         self.functions.tidy()
-        for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.away.is_used):
-            self.away.given_up(standin.ref.objref)
+        for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.remote_actors.is_used):
+            self.remote_actors.given_up(standin.ref.objref)
             self.streams.given_up(objref)
             if standin.task is not None:
                 self.arrivals.drop(standin.task)
@@ -547,11 +551,11 @@ class Exchange:
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
     def close(self, why: str, is_lost: bool = True) -> None:
-        """End the stream: forwarded tasks run again, tasks of the other node end, values that only it has are lost.
+        """End the stream: forwarded tasks run again, tasks of the peer end, values that only the peer has are lost.
 
         Args:
-            why: it has ended.
-            is_lost: whether the other node may be lost; False: this node ends the stream.
+            why: the reason.
+            is_lost: whether the peer may be lost; False: this node ends the stream.
         """
         if self.closed:
             return
@@ -562,10 +566,10 @@ class Exchange:
         if self.values is not None:
             self.values.close()
         self.arrivals.clear()
-        what = "was lost" if is_lost else "is out of reach"
-        lost = f"node {self.name or 'that had it'} {what}: {why}"
-        self.away.close(self._take_back, lost)
-        self.guests.close()
+        what = "was lost" if is_lost else "is disconnected"
+        lost = f"node {self.name or '(unnamed)'} {what}: {why}"
+        self.remote_actors.close(self._take_back, lost)
+        self.hosted_actors.close()
         self.flows.close()
         self.streams.close(lost)
         for _, sent in self.ledger.open():
@@ -577,13 +581,13 @@ class Exchange:
         for standin in self.references.unfinished():
             assert standin.task is not None
             self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
-        for borrowed in self.ledger.all_owed():
-            cancel_in(self._store, borrowed.results[0])
+        for accepted in self.ledger.all_accepted():
+            cancel_in(self._store, accepted.results[0])
         self.ledger.clear()
         self.references.clear()
         self.functions.clear()
 
     def _take_back(self, number: int) -> int | None:
-        """The task behind a number, if it has not ended yet."""
+        """Remove a forwarded task by its number; return its index if it has not ended yet."""
         sent = self.ledger.take(number)
         return None if sent is None or sent.done else sent.task

@@ -1,19 +1,20 @@
-"""Decides whether tasks wait so long here that other nodes should run some, or whether tasks of other nodes fit."""
+"""Decides how many queued tasks other nodes should run, and how many tasks of other nodes this node accepts."""
 
 from __future__ import annotations
 
-# A queue is watched for this long before it is judged: a burst of small tasks is gone by then.
+# A queue is watched for this long before it counts as too long: a burst of small tasks has ended by then.
 _LOOK_S = 0.02
-# Tasks that are worked off here within this time stay: to forward them costs as much.
+# Tasks that this node would start within this time stay here: forwarding them costs as much.
 _PATIENCE_S = 0.05
 _WINDOW_S = 0.5
 
 
 class Pressure:
-    """Watches the queue of one node. Pure: the time comes with each look.
+    """Watches the queue of one node. It has no clock: each call passes the time.
 
     Attributes:
-        room: how many more tasks could begin here soon; tasks that all nodes have enough of are not sent round.
+        room: how many more tasks could begin here soon; it is 0 on a busy node, so that busy nodes do not forward
+            tasks to each other.
     """
 
     def __init__(self) -> None:
@@ -25,13 +26,13 @@ class Pressure:
         self._rated_done = 0
 
     def excess(self, now: float, queued: int, idle: int, done: int) -> int:
-        """How many of the queued tasks would wait too long.
+        """Return how many of the queued tasks would wait too long.
 
         Args:
             now: seconds of a monotonic clock.
             queued: tasks ready to run.
             idle: workers without a task.
-            done: tasks that workers have ended so far; it may fall when one of them ends.
+            done: how many tasks the present workers have finished; it falls when a worker exits.
         """
         self._rate_at(now, done)
         self.room = max(0, idle + int(self._rate * _PATIENCE_S) - queued)

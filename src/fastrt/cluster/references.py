@@ -1,10 +1,10 @@
 """Objects that two nodes have named to each other over one stream.
 
-Exports are objects here that the other node holds: kept alive for it, and counted by how often they were named.
-Imports are objects there that this node holds: each has a stand-in here, an object of this node's that becomes the
-same value once it has come. A stand-in that only this process holds is released, and the release says how many times
-the other node had named the object: when that node has named it once more meanwhile, the two counts differ, and it
-sends the value again. So neither side waits for a message, and nothing is released too early.
+Exports are objects of this node that the peer holds: they are kept alive for it, and each counts how often it was
+named. Imports are objects of the peer that this node holds: each has a stand-in, a local object that gets the same
+value once it has arrived. A stand-in that only this process holds is released. The release message says how many times
+the peer had named the object. If the peer has named it once more meanwhile, the two counts differ, and the peer sends
+the value again. So neither side waits for a message, and nothing is released too early.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
-HELD_BYTES_MIN = 1 << 16  # smaller objects do not influence where a task runs
+HELD_BYTES_MIN = 1 << 16  # smaller objects do not influence the choice of the node for a task
 
 
 class PeerError(FastrtError):
-    """The other node sent something that makes no sense; the stream to it is closed."""
+    """The peer sent something invalid; the stream to it is closed."""
 
 
 @dataclass
 class StandIn:
-    """The object that represents one of the other node here: `task` seals it, None once it is sealed."""
+    """The local object that represents one of the peer: `task` seals it; None once it is sealed."""
 
     ref: ObjectRef
     task: int | None
     named: int = 0
-    origin: Origin | None = None  # how to make it again
-    cancelled: tuple[bool, bool] | None = None  # on which terms the other node was asked to cancel its task
+    origin: Origin | None = None  # how to rebuild it
+    cancelled: tuple[bool, bool] | None = None  # (force, alone) of the last cancellation sent to the peer
 
 
 @dataclass
@@ -46,17 +46,17 @@ class _Export:
 
 
 class References:
-    """The two tables of one stream.
+    """The exports and the imports of one stream.
 
     Args:
         store: this process's attachment.
-        send: called for each object whose value the other node does not have and should get once it is ready.
-        make: makes the message that names an object, from its number and whether it is the receiver's own.
+        send: called for each object whose value the peer does not have and should get once it is ready.
+        make: creates the message that names an object, from its number and whether the receiver owns it.
 
     Attributes:
-        tell_held: called with the number and the bytes of each large object of this node's that the other one has the
-            value of, too, and with 0 once it has not.
-        tell_stream: called with the number of each stream of the other node's, and with the one that stands for it.
+        on_held: called with the number and the bytes of each large object of this node whose value the peer also has,
+            and with 0 bytes once the peer no longer has it.
+        on_stream: called with the number of each generator's stream of the peer, and with the local stream.
     """
 
     def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
@@ -65,12 +65,12 @@ class References:
         self._make = make
         self._exports: dict[int, _Export] = {}
         self._imports: dict[int, StandIn] = {}
-        self._standing: dict[int, int] = {}  # stand-in's objref -> the other node's
-        self.tell_held: Callable[[int, int], None] = lambda objref, nbytes: None
-        self.tell_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
+        self._standing: dict[int, int] = {}  # stand-in's objref -> the peer's
+        self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
+        self.on_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
 
     def name(self, ref: ObjectRef) -> Any:
-        """The message that names an object of this node to the other one."""
+        """Return the message that names an object of this node to the peer."""
         theirs = self._standing.get(ref.objref)
         if theirs is not None:
             return self._make(objref=theirs, yours=True)
@@ -83,16 +83,16 @@ class References:
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def resolve(self, message: Any) -> ObjectRef:
-        """Return the object that the other node has named: one of this node, or a stand-in for one of that node.
+        """Return the object that the peer has named: one of this node, or a stand-in for one of that node.
 
         Raises:
-            PeerError: it names an object of ours that it does not hold.
-            ObjectStoreFullError: no room for another stand-in.
+            PeerError: it names an object of this node that the peer does not hold.
+            ObjectStoreFullError: there is no room for another stand-in.
         """
         if message.yours:
             export = self._exports.get(message.objref)
             if export is None:
-                raise PeerError(f"the other node names object {message.objref:#x} of this one, which it does not hold")
+                raise PeerError(f"the peer names object {message.objref:#x} of this node, which it does not hold")
             return export.ref
         found = self._imports.get(message.objref)
         if found is None:
@@ -104,80 +104,80 @@ class References:
             found = self._imports[message.objref] = StandIn(ref, task)
             self._standing[ref.objref] = message.objref
             if message.stream:
-                self.tell_stream(message.objref, ref)
+                self.on_stream(message.objref, ref)
         found.named += 1
         return found.ref
 
     def settled(self, objref: int) -> None:
-        """The value of the other node's object has come."""
+        """Record that the value of an object of the peer has arrived."""
         standin = self.waiting(objref)
         if standin is not None:
             standin.task = standin.origin = None
             self._held(standin.ref)
 
     def _held(self, ref: ObjectRef) -> None:
-        """The other node has the value of an object here, or will soon."""
+        """Report a large object whose value both nodes have, or will have soon."""
         if handles.is_ready(self._store.client, ref):
             nbytes = handles.describe(self._store.client, ref)["bytes"]
             if nbytes >= HELD_BYTES_MIN:
-                self.tell_held(ref.objref, nbytes)
+                self.on_held(ref.objref, nbytes)
 
     def imported(self, objref: int) -> StandIn:
-        """The stand-in for an object of the other node."""
+        """Return the stand-in for an object of the peer."""
         return self._imports[objref]
 
     def waiting(self, objref: int) -> StandIn | None:
-        """The stand-in that waits for the value of the other node's object; None when it is not wanted any more."""
+        """Return the stand-in that waits for the value of the peer's object; None when no stand-in waits for it."""
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
 
     def standing(self, ref: ObjectRef) -> StandIn | None:
-        """The stand-in that an object of this node is, while it waits for its value; None for every other."""
+        """Return the record of a stand-in that waits for its value; None for any other object."""
         return self.waiting(self._standing.get(ref.objref, -1))
 
     def released(self, objref: int, named: int) -> None:
-        """The other node has released an object of this node that was named to it this many times."""
+        """Handle the peer's release of an object of this node, which it has received the name of `named` times."""
         export = self._exports.get(objref)
         if export is None:
             return
         export.named -= named
         if export.named > 0:
-            self._send(export.ref)  # it was named again before we knew; there it is a new stand-in
+            self._send(export.ref)  # it was named again before the release arrived: the peer has a new stand-in
         else:
             del self._exports[objref]
-            self.tell_held(objref, 0)
+            self.on_held(objref, 0)
 
     @property
     def exported(self) -> set[int]:
-        """Numbers of the objects of this node that the other one holds."""
+        """Return the numbers of the objects of this node that the peer holds."""
         return set(self._exports)
 
     def has(self, objref: int) -> bool:
-        """Whether the other node has an object of this node: it was sent there, or came from there."""
+        """Return whether the peer has an object of this node: it was sent to the peer, or came from it."""
         return objref in self._exports or objref in self._standing
 
     def exported_ref(self, objref: int) -> ObjectRef | None:
-        """An object of this node that the other one holds; None when it does not."""
+        """Return an object of this node that the peer holds; None when it does not."""
         export = self._exports.get(objref)
         return None if export is None else export.ref
 
     def adopt(self, message: Any, ref: ObjectRef) -> None:
-        """Let an object here be the stand-in for an object that the other node has named."""
+        """Use a local object as the stand-in for an object that the peer has named."""
         found = self._imports.get(message.objref)
         if found is None:
             self._imports[message.objref] = StandIn(ref, None, named=1)
             self._standing[ref.objref] = message.objref
         else:
-            found.named += 1  # holders of the earlier stand-in go on using it
+            found.named += 1  # holders of the earlier stand-in continue to use it
 
     def given_up(self, needed: set[int], is_used: Callable[[int], bool]) -> Iterator[tuple[int, StandIn]]:
-        """Take out the imports that are not used here any more, and whose stand-ins are not `needed` either.
+        """Remove the imports that this node does not use any more.
 
         Args:
-            needed: numbers of stand-ins.
-            is_used: whether one of them has a use that its references do not show; called last.
+            needed: numbers of stand-ins to keep.
+            is_used: says whether a stand-in has a use that its references do not show; called last.
         Returns:
-            (the other node's object, its stand-in) of each.
+            For each removed import: (the peer's object, its stand-in).
         """
         mine = [self._store.client.index]
         for objref, one in list(self._imports.items()):
@@ -185,20 +185,20 @@ class References:
             held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
             if not held and not is_used(one.ref.objref):
                 del self._imports[objref], self._standing[one.ref.objref]
-                self.tell_held(one.ref.objref, 0)
+                self.on_held(one.ref.objref, 0)
                 yield objref, one
 
     @property
     def has_stand_ins(self) -> bool:
-        """Whether objects of the other node are named here."""
+        """Return whether this node holds objects of the peer."""
         return bool(self._imports)
 
     def unfinished(self) -> list[StandIn]:
-        """Stand-ins that still wait for their value, when the stream has ended."""
+        """Return the stand-ins that still wait for their values; used when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]
 
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
-        """Objects of the other node whose tasks were cancelled here since the last call: (objref, force, alone)."""
+        """Yield (objref, force, alone) for objects of the peer whose tasks were cancelled since the last call."""
         for objref, one in self._imports.items():
             terms = None if one.task is None else core.cancel_terms(self._store.client, one.task)
             if terms is not None and terms != one.cancelled:
@@ -206,7 +206,7 @@ class References:
                 yield objref, *terms
 
     def clear(self) -> None:
-        """Let go of everything: the stream has ended, and callbacks may keep this object for a while."""
+        """Release all objects: the stream has ended, but callbacks may keep this table alive for a while."""
         self._exports.clear()
         self._imports.clear()
         self._standing.clear()

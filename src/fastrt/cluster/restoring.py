@@ -1,6 +1,6 @@
-"""Spilled values that are needed in memory, one after the other, without holding up an event loop.
+"""Restores spilled values one after the other, without blocking an event loop.
 
-One at a time: where memory is short, a value that comes back pushes another one out.
+One at a time: when memory is short, each restored value causes another one to be spilled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Then = Callable[[ObjectRef, FastrtError | None], None]
 
 
 class Restoring:
-    """The values that one stream waits for.
+    """The spilled values that one stream waits for.
 
     Args:
         store: this process's attachment.
-        loop: where they are waited for.
+        loop: the event loop on which the callbacks run.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,13 +37,13 @@ class Restoring:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, ref: ObjectRef, then: Then) -> None:
-        """Have `then(ref, None)` called once the value is in memory, or `then(ref, error)` if it cannot come back."""
+        """Call `then(ref, None)` once the value is in memory, or `then(ref, error)` if it cannot be restored."""
         self._wanted.append((ref, then))
         if len(self._wanted) == 1:
             self._look()
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting; no callback is called any more."""
         self._wanted.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -63,7 +63,7 @@ class Restoring:
             then(ref, error)
 
     def _ask(self, ref: ObjectRef) -> FastrtError | None:
-        """Have the daemon restore a value; the error when there is no room for it and none can be had."""
+        """Ask the daemon to restore a value; return an error when no room can be made for it."""
         nbytes = spill.size(self._client, ref.index)
         rounds = spill.rounds(self._client)
         if self._wait is None:

@@ -1,9 +1,9 @@
 """Functions and actor classes that two nodes have sent each other over one stream.
 
-A function is sent once, before the first task that names it by its digest; the receiver keeps it. When the sender's
-node has dropped the function, no task can name it any more: the sender says `forget`, and the receiver lets go of what
-it kept. Its own node then sweeps the function as soon as no task or actor there uses it. The receiver counts how often
-it was sent a digest: a frame may forget a function and bring it again.
+A function is sent once, before the first task that names it by its digest; the receiver holds a reference to it. When
+the sender's node has dropped the function, no task can name it any more: the sender sends `forget`, and the receiver
+releases its reference. The receiving node then removes the function as soon as no task or actor there uses it. The
+receiver counts how often it received a digest, because one frame may forget a function and bring it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Function = message_set("node").message("fastrt.node.Function")
 
 
 class SentFunctions:
-    """The functions of one stream, both ways.
+    """The functions that were sent over one stream, in both directions.
 
     Args:
         store: this process's attachment.
-        references: of the stream.
-        out: the queue of messages to the other node.
+        references: the exports and imports of the stream.
+        out: the queue of messages to the peer.
     """
 
     def __init__(self, store: Store, references: References, out: Outgoing) -> None:
@@ -36,13 +36,13 @@ class SentFunctions:
         self._references = references
         self._out = out
         self._sent: dict[int, tuple[int, bytes]] = {}  # index and digest by objref
-        self._received: dict[bytes, tuple[ObjectRef, int]] = {}  # and how often it was sent
+        self._received: dict[bytes, tuple[ObjectRef, int]] = {}  # and how often it was received
 
     def send(self, objref: int, index: int) -> bytes:
-        """Send a function, unless the other node has it; its digest.
+        """Send a function unless the peer has it; return its digest.
 
         Raises:
-            FastrtError: it cannot be read.
+            FastrtError: the function cannot be read.
         """
         if objref not in self._sent:
             ref = handles.acquire(self._client, objref, index)
@@ -56,7 +56,7 @@ class SentFunctions:
         return self._sent[objref][1]
 
     def on_function(self, message: Any) -> None:
-        """The other node sends a function."""
+        """Store a function that the peer has sent."""
         contains = [self._references.resolve(one) for one in message.contains]
         found = functions.find_function(self._client, message.digest)
         if found is None:
@@ -67,24 +67,24 @@ class SentFunctions:
         self._received[message.digest] = found, count + 1
 
     def received(self, digest: bytes) -> ObjectRef | None:
-        """A function that the other node has sent and not forgotten."""
+        """Return a function that the peer has sent and not forgotten; None when there is none."""
         found = self._received.get(digest)
         return None if found is None else found[0]
 
     def on_forget(self, digest: bytes) -> None:
-        """The other node has dropped a function that it has sent."""
+        """Release a function that the peer has dropped."""
         found = self._received.pop(digest, None)
         if found is not None and found[1] > 1:
             self._received[digest] = found[0], found[1] - 1
 
     def tidy(self) -> None:
-        """Let the other node drop the functions that this one has dropped."""
+        """Send `forget` for the functions that this node has dropped."""
         for objref, (index, digest) in list(self._sent.items()):
             if not functions.is_stored(self._client, objref, index):
                 del self._sent[objref]
                 self._out.add("forget", digest)
 
     def clear(self) -> None:
-        """The stream has ended."""
+        """Release all functions, because the stream has ended."""
         self._sent.clear()
         self._received.clear()

@@ -1,8 +1,8 @@
-"""The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
+"""The uplink process: connects this node to a cluster. `fastrt.runtime` starts `main(SETTINGS)`.
 
-It is a client of the arena like a worker, and runs no task itself: it claims tasks that would wait too long here,
-forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers do not notice it. When it
-dies, its tasks run again as a dead worker's do, and another uplink takes its place.
+The uplink is a client of the arena like a worker, but runs no tasks: it claims tasks that would wait too long here,
+forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers see no difference. When it
+dies, its tasks run again like those of a dead worker, and a new uplink is started.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _Report = _SET.message("fastrt.node.Report")
 _Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
-_CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
+_CALLING_TICK_S = 0.1  # on a node without workers, while another node that should run tasks is not connected
 _TIDY_S = 1.0
-_QUIET_TIDY_S = 4.0  # while nothing comes and nothing is polled for: a tick costs 0.5 ms
-_TELL_S = 0.1  # between two reports to the head
-_AGAIN_S = 0.5  # before a node or the head that did not answer is called again
-_HOPS_MAX = 4  # how often a task is forwarded at most; else a cancellation might never catch up with it
+_QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
+_REPORT_S = 0.1  # between two reports to the head
+_AGAIN_S = 0.5  # before another attempt to connect to a node or to the head
+_HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
-_OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
+_OUTPUT_BYTES_MAX = 1 << 20  # queued for one node
 _OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
 _END_S = 2.0  # for streams to end in order
 
 
 class Uplink:
-    """This node in its cluster.
+    """This node's connections to its cluster: the head, the other nodes and the daemon.
 
     Args:
         store: this process's attachment.
@@ -86,14 +86,14 @@ class Uplink:
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()  # and every forwarded task has been given back
+        self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
-        self._to_tell = asyncio.Event()
+        self._report_due = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
-        self._load: tuple[int, ...] = ()  # of this node, at the last look
-        self._claims = Claims(self._client, self._lend_all)
+        self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
+        self._claims = Claims(self._client, self._forward_all)
         self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
         self._budget = ArgumentBudget(self._client)
@@ -118,18 +118,18 @@ class Uplink:
         self._report.address = reachable(address, self._settings["head"])
         if self._native is not None:
             self._report.native = reachable(self._native.address, self._settings["head"])
-        background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
+        background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
-        streams.end_with_starter(self._stopping)  # from the start: it may wait long for the head
+        streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
         self._announce = partial(streams.announce, address)
         if not self._settings["join_first"]:
             self._on_joined()
         try:
             done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
             for one in done - {stopping}:
-                one.result()  # what went wrong there ends the process
+                one.result()  # an error in a background task ends the process
         finally:
             self._stopping.set()
             for one in background:
@@ -149,19 +149,19 @@ class Uplink:
         while True:
             channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
             stream = call()
-            telling = asyncio.create_task(self._tell_head(stream))
+            reporting = asyncio.create_task(self._report_to_head(stream))
             try:
                 async for view in stream:
                     self._on_view(view)
             except grpc.aio.AioRpcError as exc:
                 await self._on_no_head(exc)
             finally:
-                telling.cancel()
+                reporting.cancel()
                 await channel.close()
             await asyncio.sleep(_AGAIN_S)
 
     async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
-        """Say why the stream to the head has ended, once for each reason.
+        """Report why the stream to the head has ended, once for each reason.
 
         Raises:
             FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
@@ -171,19 +171,19 @@ class Uplink:
             raise FastrtError(f"the head at {head}: {exc.details()}")
         why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
         if self._announce is None:
-            self._reasons.tell(head, f"the head is away: {why}" if why else "")
+            self._reasons.report(head, f"the head cannot be reached: {why}" if why else "")
         elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
             raise FastrtError(f"this node cannot join {head}: {why}")
         else:
             why = why or exc.details()
-            self._reasons.tell(head, f"the head at {head} does not answer: {why}. This node waits for it")
+            self._reasons.report(head, f"the head at {head} does not answer: {why}. This node waits for it")
 
-    async def _tell_head(self, stream: Any) -> None:
+    async def _report_to_head(self, stream: Any) -> None:
         while True:
-            self._to_tell.clear()
+            self._report_due.clear()
             await stream.write(self._report)
-            await asyncio.sleep(_TELL_S)
-            await self._to_tell.wait()
+            await asyncio.sleep(_REPORT_S)
+            await self._report_due.wait()
 
     def _on_joined(self) -> None:
         announce, self._announce = self._announce, None
@@ -196,17 +196,17 @@ class Uplink:
         there = {node: report for node, report in members.items() if node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
-        self._orders.tell(members.values())
+        self._orders.report_members(members.values())
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
         self._carry_out()
         self._news.set()
 
     def _is_sound(self, report: Any) -> bool:
-        """Whether a report can be used; the head has checked it, but it is a node like any other."""
+        """Return whether a report is valid. The head has checked it, but this node does not rely on that."""
         why = refused_report(report)
         if why is not None:
-            self._reasons.tell("view", f"the head passes on a report that is left out: {why}")
+            self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
         return why is None
 
     # ---- streams to other nodes ----
@@ -220,10 +220,10 @@ class Uplink:
             channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
             await self._exchange(stream, stream.write)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is called again as long as the head knows it
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # connects again as long as the head lists the peer
             why = await self._reasons.find(peer.report.address) if peer.report is not None else None
             if why:
-                self._reasons.tell(peer.report.address, f"node {peer.report.name} is not called: {why}")
+                self._reasons.report(peer.report.address, f"this node cannot connect to node {peer.report.name}: {why}")
         finally:
             peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
             if channel is not None:
@@ -232,14 +232,14 @@ class Uplink:
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
         exchange = Exchange(self._store, self._waiter, self._native, self._lineage, self._budget)
         exchange.on_output = self._pass_output_to_drivers
-        exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
+        exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why, is_lost = "the stream to it was closed", True
         try:
             async for frame in frames:
                 if not exchange.node and not frame.HasField("hello"):
-                    raise PeerError("its first frame does not say which node it is")
+                    raise PeerError("its first frame has no hello, which names the node")
                 await exchange.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
@@ -267,9 +267,9 @@ class Uplink:
             frame = await exchange.out.next_frame()
 
     def _room_for(self, exchange: Exchange) -> int:
-        """How many tasks another node may have here at once."""
+        """Return how many tasks the peer may have on this node at once."""
         exchange.reported_room = self._pressure.room
-        return exchange.ledger.borrowed + self._pressure.room
+        return exchange.ledger.accepted + self._pressure.room
 
     def _on_frame(self, exchange: Exchange) -> None:
         peer = self._peers.setdefault(exchange.node, Peer(None, bool(self._workers)))
@@ -277,28 +277,28 @@ class Uplink:
             peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
         if peer.exchange is exchange:
             peer.adapt()
-        if self._tick > _BUSY_TICK_S and (exchange.ledger.lent or exchange.ledger.borrowed):
+        if self._tick > _BUSY_TICK_S and (exchange.ledger.forwarded or exchange.ledger.accepted):
             self._tick = _BUSY_TICK_S
             self._news.set()
         elif self._tidy_s > _TIDY_S:
             self._news.set()
         self._carry_out()
-        self._lend_more()
+        self._forward_more()
 
-    # ---- what the daemon decides ----
+    # ---- orders of the daemon ----
 
     def _on_orders(self) -> None:
         self._report_free()
         self._carry_out()
 
     def _report_free(self) -> None:
-        """Bring the free resources in the report up to date."""
+        """Update the free resources in the report to the head."""
         total, free = self._orders.total, self._orders.free_now()
         if (total, free) != (dict(self._report.total), dict(self._report.free)):
             for field, parts in ((self._report.total, total), (self._report.free, free)):
                 field.clear()
                 field.update(parts)
-            self._to_tell.set()
+            self._report_due.set()
 
     def _carry_out(self) -> None:
         """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
@@ -309,9 +309,9 @@ class Uplink:
             elif peer.exchange is not None and peer.exchange.node:
                 for key in self._orders.take(node):
                     if isinstance(key, ActorKey):
-                        peer.exchange.away.host(key.record)
+                        peer.exchange.remote_actors.host(key.record)
                     else:
-                        self._lend(peer, key.record)
+                        self._forward(peer, key.record)
             elif peer.report is not None:
                 self._call_soon(peer)
 
@@ -319,10 +319,10 @@ class Uplink:
 
     def _on_readers(self, message: messages.ReadsOutput) -> None:
         self._report.reads_output = message.on
-        self._to_tell.set()
+        self._report_due.set()
 
     def _on_output(self, message: messages.TaskOutput) -> None:
-        """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
+        """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
         prefix = f"({message.source}, node={self._settings['name']}) "
         text = "".join(f"{prefix}{line}\n" for line in message.lines)
         output = _Output(text=text, error=message.is_error, update=message.is_update)
@@ -350,7 +350,7 @@ class Uplink:
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
 
     def _connected(self) -> tuple[list[Exchange], bool]:
-        """The streams to other nodes, one for each, and whether that is all nodes that are there."""
+        """Return one stream for each connected node, and whether every member is connected."""
         there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
         known = [peer for peer in self._peers.values() if peer.report is not None]
         return [peer.exchange for peer in there if peer.exchange is not None], all(
@@ -359,17 +359,17 @@ class Uplink:
 
     # ---- forwarding ----
 
-    async def _tend(self) -> None:
-        """Look after the queue, as often as there is something to see."""
+    async def _maintain(self) -> None:
+        """Forward excess tasks and clean up periodically: more often while the load changes."""
         tidy_at = 0.0
         while True:
             for exchange in self._exchanges:
-                exchange.guests.tend()
+                exchange.hosted_actors.report_ended()
             if self._store.tell is not None:
                 unread.forward(self._store.tell)
             excess = self._look()
             if excess:
-                self._lend_claimed(excess)
+                self._forward_claimed(excess)
             for peer in self._peers.values():
                 if peer.output:
                     self._send_output(peer)
@@ -380,7 +380,7 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
-                self._on_cancelled()  # for a canceller that died before it sent the signal
+                self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
@@ -394,7 +394,7 @@ class Uplink:
             tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
 
     def _polls(self) -> bool:
-        """Whether something here has no event: stand-ins that nothing holds any more, nodes to call again."""
+        """Return whether something must be polled: orders, unused stand-ins, output to send, nodes to reconnect to."""
         return bool(
             self._orders.wanted()
             or self._finder.kept()
@@ -403,7 +403,7 @@ class Uplink:
         )
 
     def _next_tick(self) -> float:
-        """How long to sleep before the next look, if nothing comes: longer and longer while tasks just run."""
+        """Return how long to sleep if no event comes; the time doubles while the load is constant."""
         before, self._load = self._load, self._load_now()
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
@@ -411,10 +411,14 @@ class Uplink:
         return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
-        return sum(e.ledger.lent for e in self._exchanges), sum(e.ledger.borrowed for e in self._exchanges), self._done
+        return (
+            sum(e.ledger.forwarded for e in self._exchanges),
+            sum(e.ledger.accepted for e in self._exchanges),
+            self._done,
+        )
 
     def _look(self) -> int:
-        """Bring the report up to date; how many tasks wait too long here."""
+        """Update the report to the head; return how many queued tasks would wait too long here."""
         queued = core.queued(self._client)
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         idle = sum(row["task"] is None for row in workers)
@@ -424,19 +428,19 @@ class Uplink:
             self._report.queued,
         ):
             self._report.idle, self._report.queued = idle, queued
-            self._to_tell.set()
+            self._report_due.set()
             self._report_free()
         if not self._workers:
-            self._lend_more()
+            self._forward_more()
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
             if self._pressure.room and not exchange.reported_room:
-                exchange.out.stir()  # a node with too many tasks need not ask
+                exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
 
     def _helpers(self) -> list[Peer]:
-        """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
+        """Return the peers that have room for tasks, most room first; begin to connect to those without a stream."""
         for peer in self._peers.values():
             if peer.report is not None and peer.report.workers:
                 self._call_soon(peer)
@@ -444,12 +448,12 @@ class Uplink:
         return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
 
     def _call_soon(self, peer: Peer) -> None:
-        """Call a node, unless that is under way, or was in vain a moment ago."""
+        """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
         if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
             peer.calling = True
             asyncio.get_running_loop().create_task(self._call(peer))
 
-    def _lend_claimed(self, most: int) -> None:
+    def _forward_claimed(self, most: int) -> None:
         """Claim up to `most` tasks and forward them."""
         helpers = self._helpers()
         kept = 0
@@ -458,24 +462,24 @@ class Uplink:
             if task < 0:
                 return
             most -= 1
-            # Admitted here, and waiting for a worker: decide again. Or forwarded so often that it should stay.
+            # A task with demands was admitted on this node and stays. So does one that was forwarded _HOPS_MAX times.
             if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
                 kept += 1
                 self._give_back(task)
                 continue
             peer = nearest(self._client, helpers, task)
-            self._lend(peer, task)
+            self._forward(peer, task)
             if not peer.room:
                 helpers.remove(peer)
 
-    def _lend(self, peer: Peer, task: int) -> None:
+    def _forward(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
-        if core.cancelled(self._client, task):  # since it was claimed
+        if core.cancelled(self._client, task):  # cancelled since it was claimed
             self._end_cancelled(task)
             return
         try:
-            peer.exchange.lend(task)
-        except FastrtError as exc:  # its function or arguments cannot be read: its results say so
+            peer.exchange.forward(task)
+        except FastrtError as exc:  # its function or arguments cannot be read: the error becomes its result
             self._store.put_error(task, exc)
             core.finish(self._client, task)
 
@@ -488,25 +492,25 @@ class Uplink:
         self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
         core.finish(self._client, task)
 
-    def _lend_more(self) -> None:
-        """On a node without workers: claim as many tasks as other nodes have room for."""
+    def _forward_more(self) -> None:
+        """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
         if self._workers:
             return
         before, self._claims.room = self._claims.room, sum(peer.room for peer in self._helpers())
         if self._claims.room and not before:
             self._waiter.stir()
 
-    def _lend_all(self, tasks: list[int]) -> None:
+    def _forward_all(self, tasks: list[int]) -> None:
         helpers = self._helpers()
         for task in tasks:
             if not helpers:
-                self._give_back(task)  # the node that had room has gone: the next one gets it
+                self._give_back(task)  # the node that had room is gone: another one gets the task
                 continue
             peer = nearest(self._client, helpers, task)
-            self._lend(peer, task)
+            self._forward(peer, task)
             if not peer.room:
                 helpers.remove(peer)
-        self._lend_more()
+        self._forward_more()
 
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
@@ -518,7 +522,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether to say that it serves only once the head has answered), lineage_bytes, patience_s (of the store),
+            (whether it announces its address only once the head has answered), lineage_bytes, patience_s (the store's),
             token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)

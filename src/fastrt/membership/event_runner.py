@@ -61,7 +61,7 @@ class EventRunner:
         return await loop.run_in_executor(self._data, handler, user_command, role, rank, data)
 
     def close(self) -> None:
-        """Drop what is queued; functions that run go on to their end."""
+        """Drop the queued functions; a function that is running continues to its end."""
         for pool in (self._events, self._scaling, self._data):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -32,7 +32,7 @@ class Registration:
 
     Attributes:
         port: where the member takes what others send.
-        finished: the member has finished its work; told to the scheduler again on each new connection.
+        finished: the member has finished its work; reported to the scheduler again on each new connection.
     """
 
     def __init__(

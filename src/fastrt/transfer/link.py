@@ -4,8 +4,9 @@ Both ends make the same choice, from the addresses of the connection itself:
 
 - **Within one machine** (loopback, or both ends at one address) both ends prove the cluster's secret to each other, and
   the stream is in the clear. The proof is bound to this connection, so a relay by another local user fails (see
-  `fastrt.net.grpc.proof`), and only root can read the bytes in the kernel. A Unix socket in the runtime folder would be
-  as safe, but it would be a second listener and a second address per node, and TCP over loopback is as fast.
+  `fastrt.net.grpc.proof`), and another user needs a privilege such as CAP_NET_RAW to read the bytes on loopback. A Unix
+  socket in the runtime folder would be as safe, but it would be a second listener and a second address per node, and
+  TCP over loopback is as fast.
 - **Between machines** the two ends make a TLS handshake and continue with sealed records (`fastrt.net.grpc.sealed`).
   `insecure` replaces this by the proof and a stream in the clear. That stops unauthenticated peers, but not an attacker
   who can read or change packets.

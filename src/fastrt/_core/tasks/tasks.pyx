@@ -354,7 +354,7 @@ def load(Client client, bint watch=False):
         watch: wake this client at the next change. One wake is sent for each call, to the last client that called.
     """
     client.ensure()
-    if watch:  # before the look: whoever changes the load looks at this afterwards
+    if watch:  # before the load is read: a process that changes the load checks the watcher afterwards
         a32_store_sc(&client.x.sb.load_watcher, client.x.me + 1)
     return _load(&client.x)
 
