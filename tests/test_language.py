@@ -26,7 +26,6 @@ BUDGETS: dict[str, int] = {
     "membership": 2,
     "scheduler": 3,
     "store": 24,
-    "util": 43,
 }
 
 
