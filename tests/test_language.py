@@ -22,7 +22,6 @@ PHRASES = {
 PATTERN = re.compile("|".join(PHRASES), re.I)
 BUDGETS: dict[str, int] = {
     "cluster": 268,
-    "engines": 27,
     "membership": 2,
     "scheduler": 3,
     "store": 24,
