@@ -21,9 +21,7 @@ PHRASES = {
 }
 PATTERN = re.compile("|".join(PHRASES), re.I)
 BUDGETS: dict[str, int] = {
-    "engines": 27,
     "scheduler": 3,
-    "util": 43,
 }
 
 

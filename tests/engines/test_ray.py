@@ -72,7 +72,7 @@ with fastrt.init(engine="ray", address=sys.argv[1], logging_level=logging.ERROR)
     class Foreign:
         pass
     kept = Foreign.options(name="foreign").remote()
-    assert "uses Ray itself" in said(lambda: fastrt.get_actor("foreign"), fastrt.UnsupportedError)
+    assert "uses Ray directly" in said(lambda: fastrt.get_actor("foreign"), fastrt.UnsupportedError)
     old, handle = work.remote(1), None
     refs = pair.remote()
 assert not fastrt.is_initialized() and not ray.is_initialized()

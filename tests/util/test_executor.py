@@ -506,7 +506,7 @@ def test_an_executor_is_useless_in_a_forked_child_and_says_so(rt):
             try:
                 executor.submit(mul, 1, 2)
             except FastrtError as exc:
-                os._exit(7 if "make another here" in str(exc) else 1)
+                os._exit(7 if "create another here" in str(exc) else 1)
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(code, 0)[1]) == 7
 

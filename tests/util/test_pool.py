@@ -159,7 +159,7 @@ def test_what_cannot_be_is_refused(rt):
         for size in (0, -1, 1.5):
             with pytest.raises(ValueError, match="chunksize"):
                 pool.imap(add, [1], size)
-        with pytest.raises(NotImplementedError, match="make one there"):
+        with pytest.raises(NotImplementedError, match="create one there"):
             pickle.dumps(pool)
 
 

@@ -1,1 +1,1 @@
-"""What can run a program in the place of fastrt's own engine: this process alone, or a Ray cluster."""
+"""Alternative engines that run a program in place of fastrt's own: this process alone, or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""What a generator's call gives on another engine: references to its items, one after the other."""
+"""Results of generator tasks on other engines: they return references to items, one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAP_S = 0.001
 
 
 class EngineGenerator(ABC):
-    """References to what a generator yields, in order; see `fastrt.ObjectRefGenerator`."""
+    """References to the items of a generator, in order; see `fastrt.ObjectRefGenerator`."""
 
     def __iter__(self) -> Iterator[ObjectRef]:
         return self
@@ -25,7 +25,7 @@ class EngineGenerator(ABC):
 
     @abstractmethod
     def next(self, timeout: float | None = None) -> ObjectRef:
-        """Wait for the next item; its reference.
+        """Wait for the next item; return its reference.
 
         Raises:
             StopIteration: there are no more.
@@ -34,7 +34,7 @@ class EngineGenerator(ABC):
 
     @abstractmethod
     def completed(self) -> ObjectRef:
-        """Return a reference that is ready when the generator has ended: None, or the error that ended it."""
+        """Return a reference that is ready when the generator has ended; it holds None, or the error that ended it."""
 
     @abstractmethod
     def is_finished(self) -> bool:
@@ -54,11 +54,11 @@ class EngineGenerator(ABC):
 
 
 class LocalGenerator(EngineGenerator):
-    """A generator of a session in one process: it goes on when its next item is asked for.
+    """A generator of a session in one process. It runs only while its next item is requested.
 
     Args:
-        step: makes the next item's reference; None at the end. After an error's reference comes the end.
-        end: makes the reference of the end.
+        step: returns the next item's reference, or None at the end. The reference of an error is the last one.
+        end: returns the reference of the end.
     """
 
     def __init__(self, step: Callable[[], ObjectRef | None], end: Callable[[], ObjectRef]) -> None:
@@ -68,10 +68,10 @@ class LocalGenerator(EngineGenerator):
         self._over = False
 
     def next(self, timeout: float | None = None) -> ObjectRef:
-        """Run it up to its next `yield`.
+        """Run the generator up to its next `yield`.
 
         Raises:
-            StopIteration: it has ended.
+            StopIteration: the generator has ended.
         """
         if self._ahead:
             return self._ahead.pop(0)
@@ -82,7 +82,7 @@ class LocalGenerator(EngineGenerator):
         return found
 
     def completed(self) -> ObjectRef:
-        """Run it to its end; its items can be read afterwards."""
+        """Run the generator to its end; its items can be read afterwards."""
         while not self._over:
             found = self._step()
             self._over = found is None
@@ -90,7 +90,7 @@ class LocalGenerator(EngineGenerator):
         return self._end()
 
     def is_finished(self) -> bool:
-        """Whether it has ended, and all items have been read."""
+        """Whether the generator has ended, and all items have been read."""
         return self._over and not self._ahead
 
 
@@ -98,8 +98,8 @@ class RayGenerator(EngineGenerator):
     """Ray's generator with fastrt's references.
 
     Args:
-        inner: Ray's.
-        wrap: makes a reference of one of Ray's.
+        inner: Ray's generator.
+        wrap: converts a reference of Ray to one of fastrt.
         wait: `ray.wait`.
     """
 

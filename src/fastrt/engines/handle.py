@@ -16,11 +16,11 @@ class CallingEngine(engines.Engine, Protocol):
     """An engine whose actors are called through these handles."""
 
     def call(self, handle: Any, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        """Call a method; `settings` are its num_returns and what `.options` was given."""
+        """Call a method; `settings` are its num_returns and the arguments of `.options`."""
 
 
 class EngineMethod:
-    """A method of an actor as its handle gives it: call `.remote(...)`."""
+    """A method of an actor, as an attribute of its handle: call `.remote(...)`."""
 
     __slots__ = ("_handle", "_plan", "_settings")
 
@@ -67,10 +67,10 @@ class EngineHandle(ActorHandle):
     """A handle of an actor that another engine runs.
 
     Args:
-        engine: that one.
-        actor: what the engine knows the actor by; it hashes and compares.
+        engine: the engine.
+        actor: the engine's object for the actor; it can be hashed and compared.
         class_name: of the actor.
-        methods: what can be called.
+        methods: the methods that can be called.
     """
 
     def __init__(self, engine: CallingEngine, actor: Any, class_name: str, methods: Sequence[MethodPlan]) -> None:
@@ -92,7 +92,7 @@ class EngineHandle(ActorHandle):
         raise AttributeError(f"actor class {self._class_name} has no method {name!r}; it has {there}")
 
     @property
-    def _actor_plan(self) -> NoReturn:  # type: ignore[override]  # for fastrt's own engine: it knows no such actor
+    def _actor_plan(self) -> NoReturn:  # type: ignore[override]  # only fastrt's own engine reads it
         raise engines.stale(self)
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
 """`fastrt.init(local_mode=True)`: the whole program in one process and one thread, in order, for a debugger.
 
 A task runs inside its `.remote(...)`, an actor's method inside its call, so `breakpoint()` works in either and the
-stack shows who called. Values are what they are among processes: arguments and results are serialized and built anew,
-so that what cannot be sent, or changes what it was given, is found here too. Functions and classes run as they are,
-not as copies: breakpoints, coverage and patches see them, and what they do to global variables everybody sees.
+stack shows the caller. Arguments and results are serialized and rebuilt, as between processes, so that values that
+cannot be pickled, and functions that change their arguments, are found here too. Functions and classes run directly,
+not as copies: breakpoints, coverage and patches work, and all code sees their assignments to global variables.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from fastrt.tasks.method import MethodPlan, methods_of
 from fastrt.tasks.runtime_env import OPTION as ENVIRONMENT
 
 _PAUSE_S = 0.0005
-_PASSES = 100  # of event loops, before anybody sleeps between two
+_PASSES = 100  # of event loops without a sleep between two
 _AS_THEY_ARE = (TaskCancelledError, SerializationError, ObjectStoreFullError)
-_END_THE_PROGRAM = (KeyboardInterrupt, bdb.BdbQuit)  # the user's, not a result
+_END_THE_PROGRAM = (KeyboardInterrupt, bdb.BdbQuit)  # raised by the user; they do not become a result
 _writing = threading.local()
 
 
 class Stored:
-    """A value as it lies in a store: its bytes, and what it contains by reference.
+    """A serialized value: its bytes, and the references and handles that it contains.
 
     Args:
-        value: what to store.
+        value: the value to store.
         error: whether `get` raises it.
-        cause: the exception that it was made of, with the frames where it was raised.
+        cause: the original exception of an error, with the frames in which it was raised.
     """
 
     def __init__(self, value: object, error: bool = False, cause: BaseException | None = None) -> None:
@@ -75,10 +75,10 @@ class Stored:
         self._cause = cause
 
     def load(self) -> Any:
-        """The value, built anew.
+        """Rebuild the value.
 
         Raises:
-            Exception: the value, where it is an error.
+            Exception: the value, if it is an error.
         """
         value = deserialize(self._kind, self._data, self.inner)
         if not self.error:
@@ -88,11 +88,11 @@ class Stored:
         try:
             raise value
         finally:
-            del value  # with its traceback it would be garbage that only the cycle collector finds
+            del value  # with its traceback it would be a cycle that only the garbage collector frees
 
 
 class LocalRef(ObjectRef):
-    """A reference of a session in one process. It has the value itself.
+    """A reference of a session in one process. It holds the value itself.
 
     Args:
         engine: the session.
@@ -101,7 +101,7 @@ class LocalRef(ObjectRef):
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._number = next(engine.numbers)
-        self.stored: Stored | None = None  # nothing: a coroutine that has not come to its end will make it
+        self.stored: Stored | None = None  # None until the coroutine that makes it has ended
         self.abort: Callable[[], object] | None = None  # ends that coroutine
 
     def hex(self) -> str:
@@ -125,21 +125,21 @@ class LocalRef(ObjectRef):
         return self.stored.load()
 
     def future(self) -> concurrent.futures.Future[Any]:
-        """Return a `concurrent.futures.Future` that has the value: in this mode, waiting for it is done here."""
+        """Wait for the value, and return a finished `concurrent.futures.Future` that holds it."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
         try:
             future.set_result(self._engine.get(self, None))
-        except BaseException as exc:  # whatever the task raised belongs to the future
+        except BaseException as exc:  # every exception of the task is the future's result
             future.set_exception(exc)
         return future
 
 
 def keep_inner(what: Any) -> int:
-    """Count a reference or handle among what the value contains that is being pickled; its number there.
+    """Add a reference or handle to the contents of the value that is being pickled; return its position there.
 
     Raises:
-        SerializationError: nothing of this session pickles it.
+        SerializationError: it is pickled outside of this session's values.
         StaleReferenceError: it belongs to a session that has ended.
     """
     inner: list[Any] | None = getattr(_writing, "inner", None)
@@ -159,7 +159,7 @@ class LocalHandle(EngineHandle):
 
 
 class Running:
-    """A task or call that runs, for `fastrt.runtime_context()`."""
+    """A running task or call, for `fastrt.runtime_context()`."""
 
     def __init__(self, name: str, path: int, actor: LocalActor | None = None) -> None:
         self.name = name
@@ -172,8 +172,8 @@ class LocalEngine:
     """A session in one process.
 
     Args:
-        num_workers: as how many CPUs it counts; one thing runs at a time all the same.
-        resources: what else there is.
+        num_workers: number of CPUs that it reports; tasks run one at a time anyway.
+        resources: other resources that it reports.
     """
 
     name = "local"
@@ -183,9 +183,9 @@ class LocalEngine:
         self._resources = {"CPU": float(num_workers), **resources}
         self._root = Running("", 0)
         self.running: contextvars.ContextVar[Running] = contextvars.ContextVar("running", default=self._root)
-        self._names: dict[str, Callable[[], LocalActor | None]] = {}  # the actor, if anybody has it still
+        self._names: dict[str, Callable[[], LocalActor | None]] = {}  # returns the actor, or None if no handle is left
         self._actors: weakref.WeakSet[LocalActor] = weakref.WeakSet()
-        self.busy: set[LocalActor] = set()  # coroutines run to their end although nobody has a handle any more
+        self.busy: set[LocalActor] = set()  # keeps actors alive until their coroutines end, even without a handle
         self._lock = threading.RLock()
 
     def close(self) -> None:
@@ -204,11 +204,11 @@ class LocalEngine:
         return ref
 
     def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Any:
-        """Build a value or several.
+        """Rebuild one value or several.
 
         Raises:
-            GetTimeoutError: a coroutine has not come to its end in time.
-            TypeError: something is no reference.
+            GetTimeoutError: a coroutine has not ended in time.
+            TypeError: something is not a reference.
         """
         if isinstance(refs, ObjectRef):
             return self.get([refs], timeout)[0]
@@ -224,7 +224,7 @@ class LocalEngine:
         return [ref.stored.load() for ref in listed if ref.stored is not None]
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        """Split references into those that are ready and the others; a generator always is, as it runs when asked."""
+        """Split references into ready ones and others; a generator is always ready, because it runs on request."""
         listed = [ref if isinstance(ref, LocalGenerator) else self._mine(ref) for ref in refs]
         self._drive(lambda: sum(_is_ready(ref) for ref in listed) >= num_returns, timeout)
         ready: list[Any] = []
@@ -245,10 +245,10 @@ class LocalEngine:
     def submit(
         self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a task at once, again after errors that it may be retried after.
+        """Run a task at once, with the retries that its options allow.
 
         Raises:
-            UnsupportedError: it wants an environment of its own.
+            UnsupportedError: it has a runtime_env.
         """
         refuse_environment(changed)
         count = settings["num_returns"]
@@ -263,7 +263,7 @@ class LocalEngine:
         return _as_returned(count, refs)
 
     def _generate(self, running: Running, function: Callable[..., Any], kind: str, given: Stored) -> Any:
-        """A generator's items: each when it is asked for, or all at once as a list of references."""
+        """Run a generator: return a stream that makes items on request, or a reference to a list of all items."""
         end = LocalRef(self)
         steps = self._steps(running, function, given, end)
         stream = LocalGenerator(lambda: next(steps, None), lambda: end)
@@ -277,7 +277,7 @@ class LocalEngine:
     def _steps(
         self, running: Running, function: Callable[..., Any], given: Stored, end: LocalRef
     ) -> Generator[ObjectRef, None, None]:
-        """References to a generator's items. Between them the context is the caller's."""
+        """Yield references to a generator's items. Between two items the context is that of the caller."""
         items: Any = None
         while end.stored is None:
             token = self.running.set(running)
@@ -293,14 +293,14 @@ class LocalEngine:
                 return
             except _END_THE_PROGRAM:
                 raise
-            except BaseException as exc:  # whatever user code raises belongs to whoever gets the item
+            except BaseException as exc:  # every exception of user code becomes the item, whose `get` raises it
                 self.fail([ref, end], exc, running.name)
             finally:
                 self.running.reset(token)
             yield ref
 
     def _begin(self, count: int, args: Any, kwargs: Any) -> tuple[list[LocalRef], Stored]:
-        """The references of a call's results, and its arguments on their way."""
+        """Make the references of a call's results, and serialize its arguments."""
         for arg in (*args, *kwargs.values()):
             if isinstance(arg, ObjectRef):
                 self._mine(arg)
@@ -310,7 +310,7 @@ class LocalEngine:
         return Running(name, next(self.running.get().submitted) & (1 << 64) - 1, actor)
 
     def of_constructor(self, actor: LocalActor) -> Running:
-        """What runs while an actor is built: no task, but what it submits has it for a parent."""
+        """The context of a constructor: it is not a task, but tasks that it submits are children of the actor."""
         running = Running("", 0, actor)
         running.submitted = itertools.count(actor.number * PATH_STEP + 1)
         return running
@@ -324,7 +324,7 @@ class LocalEngine:
         tries: int = 1,
         wanted: Any = False,
     ) -> None:
-        """Call a function and keep what it returns, or raises."""
+        """Call a function and store its result or exception."""
         token = self.running.set(running)
         try:
             for attempt in range(tries):
@@ -334,7 +334,7 @@ class LocalEngine:
                     return
                 except _END_THE_PROGRAM:
                     raise
-                except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
+                except BaseException as exc:  # every exception of user code becomes the result, whose `get` raises it
                     if attempt + 1 < tries and may_retry(exc, wanted):
                         continue
                     self.fail(refs, exc, running.name)
@@ -343,16 +343,16 @@ class LocalEngine:
             self.running.reset(token)
 
     def arguments(self, given: Stored) -> tuple[list[Any], dict[str, Any]]:
-        """What the function is called with: values in the places of references."""
+        """The arguments of a call, with values in the places of references."""
         args, kwargs = given.load()
         values = [self.get(arg, None) if isinstance(arg, ObjectRef) else arg for arg in args]
         return values, {name: self.get(a, None) if isinstance(a, ObjectRef) else a for name, a in kwargs.items()}
 
     def seal(self, refs: list[LocalRef], value: Any) -> None:
-        """Keep the results of a call.
+        """Store the results of a call.
 
         Raises:
-            ValueError: they are not as many as they should be.
+            ValueError: their number differs from num_returns.
         """
         if inspect.isgenerator(value) and len(refs) != 1:
             items: list[Any] = []
@@ -373,7 +373,7 @@ class LocalEngine:
                 ref.stored = Stored(item)
 
     def fail(self, refs: list[LocalRef], exc: BaseException, name: str) -> None:
-        """Keep an error as every result that is not there yet; as the task's of that name, unless that is empty."""
+        """Store an error as every missing result; as a TaskError of the task `name`, unless that is empty."""
         cause: BaseException | None = None
         if isinstance(exc, ActorLeaves):
             exc, name = exc.error, ""
@@ -388,7 +388,7 @@ class LocalEngine:
                 ref.stored = stored
 
     def cancel(self, ref: ObjectRef, **options: Any) -> None:
-        """End a coroutine that has not come to its end; anything else has."""
+        """Cancel a coroutine that has not ended; all other calls have ended already."""
         mine = self._mine(ref)
         if mine.stored is None and mine.abort is not None:
             mine.abort()
@@ -396,7 +396,7 @@ class LocalEngine:
     # ---- event loops of actors with coroutines ----
 
     def pass_on(self) -> None:
-        """Let every coroutine that can go on do so, up to its next wait."""
+        """Run every coroutine that can continue, up to its next wait."""
         with self._lock:
             for actor in list(self.busy):
                 actor.step()
@@ -418,11 +418,11 @@ class LocalEngine:
     # ---- actors ----
 
     def create(self, actor_class: Any, changed: Mapping[str, Any], args: Any, kwargs: Any) -> LocalHandle:
-        """Build an actor's instance here.
+        """Build an actor's instance in this process.
 
         Raises:
-            NameTakenError: another one has the name.
-            UnsupportedError: it wants an environment of its own.
+            NameTakenError: another actor has the name.
+            UnsupportedError: it has a runtime_env.
         """
         refuse_environment(changed)
         name = namespaces.stored(changed["name"], changed.get("namespace")) if changed.get("name") else ""
@@ -455,7 +455,7 @@ class LocalEngine:
         return _as_returned(settings["num_returns"], refs)
 
     def get_actor(self, name: str, namespace: str | None) -> LocalHandle:
-        """A handle of a named actor.
+        """Return a handle of a named actor.
 
         Raises:
             ActorNotFoundError: there is none.
@@ -466,12 +466,12 @@ class LocalEngine:
         return self._handle(actor)
 
     def list_named_actors(self, all_namespaces: bool) -> list[Any]:
-        """The names of all actors that have one and live."""
+        """The names of all live named actors."""
         there = ((name, find()) for name, find in self._names.items())
         return namespaces.listed([n for n, actor in there if actor is not None and actor.dead is None], all_namespaces)
 
     def kill(self, actor: Any, no_restart: bool) -> None:
-        """End an actor, or build its instance again where that is allowed.
+        """End an actor, or build its instance again if restarts are left.
 
         Raises:
             StaleReferenceError: the handle belongs to a session that has ended.
@@ -481,10 +481,10 @@ class LocalEngine:
         actor._actor.kill(no_restart)
 
     def exit_actor(self) -> NoReturn:
-        """End the actor whose method runs.
+        """End the actor whose method is running.
 
         Raises:
-            TypeError: none does.
+            TypeError: no method is running.
             ActorLeaves: always.
         """
         actor = self.running.get().actor
@@ -493,15 +493,15 @@ class LocalEngine:
         actor.end(LEFT)
         raise ActorLeaves(actor.death())
 
-    # ---- what there is ----
+    # ---- nodes and context ----
 
     def nodes(self) -> list[dict[str, Any]]:
-        """This process."""
+        """This process, as the only node."""
         about = {"NodeID": "local", "NodeName": "local", "Alive": True, "IsHere": True}
         return [{**about, "Resources": dict(self._resources), "Available": dict(self._resources)}]
 
     def facts(self) -> dict[str, Any]:
-        """For `fastrt.runtime_context()`."""
+        """The fields of `fastrt.runtime_context()`."""
         running = self.running.get()
         actor = running.actor
         return {
@@ -518,7 +518,7 @@ class LocalEngine:
 
 
 def _one_by_one(items: Any) -> Generator[Any, None, None]:
-    """The items of an asynchronous generator, each on an event loop of its own, which nothing else shares."""
+    """Yield the items of an asynchronous generator, which runs on a separate event loop."""
     loop = asyncio.new_event_loop()
     outer = asyncio.events._get_running_loop()
     try:
@@ -536,15 +536,15 @@ def _one_by_one(items: Any) -> Generator[Any, None, None]:
 
 
 def refuse_environment(given: Mapping[str, Any]) -> None:
-    """See to it that nothing wants an environment of its own.
+    """Reject the option runtime_env.
 
     Raises:
-        UnsupportedError: it does.
+        UnsupportedError: it is set.
     """
     if given.get(ENVIRONMENT) is not None:
         raise UnsupportedError(
-            "runtime_env has no counterpart in local mode, where this process's environment is that of all: set "
-            "variables, folder and sys.path before, and leave it out"
+            "runtime_env has no counterpart in local mode, where all tasks share this process's environment: leave it "
+            "out, and set variables, folder and sys.path before"
         )
 
 
@@ -561,6 +561,6 @@ def _tries(retries: int) -> int:
 
 
 def _again(actor: LocalActor, which: MethodPlan, settings: Mapping[str, Any]) -> tuple[int, Any]:
-    """How often a call runs at most, and after which exceptions again."""
+    """The greatest number of attempts of a call, and the exceptions after which it is retried."""
     wanted = settings.get("retry_exceptions", which.settings.given.get("retry_exceptions", False))
     return _tries(settings.get("max_task_retries", actor.task_retries)) if wanted else 1, wanted

@@ -1,8 +1,8 @@
-"""An actor of `local_mode=True`: an instance in this process, and an event loop of its own if it has coroutines.
+"""An actor of `local_mode=True`: an instance in this process, with a separate event loop if it has coroutines.
 
-A call of a plain method runs at once. A coroutine begins at its call and goes on whenever the program waits: its loop
-is run for a pass at a time, inside of whatever loop runs already, so that coroutines of several actors can wait for
-each other as they do in processes of their own.
+A call of a plain method runs at once. A coroutine begins at its call and continues whenever the program waits: its loop
+runs one pass at a time, even inside another running loop, so that coroutines of several actors can wait for each other
+as they do in separate processes.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from fastrt.tasks.method import MethodPlan
 
 _ASYNC_CONCURRENCY = 1000
-_PASSES_TO_END = 1000  # of a loop whose coroutines have been cancelled: some catch that, and go on
+_PASSES_TO_END = 1000  # of a loop whose coroutines were cancelled: some catch the cancellation and continue
 
 
 class LocalActor:
     """An instance and its life.
 
     Args:
-        engine: the session that it belongs to.
+        engine: the session of the actor.
         cls: its class.
-        methods: what can be called.
-        options: of the class that are not the default.
+        methods: the methods that can be called.
+        options: options of the class that differ from the default.
         given: arguments of the constructor.
         number: of the actor.
 
     Attributes:
-        dead: why it is; None while it lives.
+        dead: the reason of its death; None while it lives.
         restarts: how often its instance was built again.
-        task_retries: how often a call of it may run again, where its method does not say it.
-        loop: where its coroutines run; None when it has none.
+        task_retries: how often a call may be retried if its method does not set it.
+        loop: the event loop of its coroutines; None if it has none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalActor:
         self._coroutines: set[asyncio.Task[None]] = set()
 
     def build(self) -> None:
-        """Make the instance; what its constructor raises is what all calls say."""
+        """Create the instance. If its constructor raises, the actor is dead, and all calls report that error."""
         token = self._engine.running.set(self._engine.of_constructor(self))
         try:
             args, kwargs = self._engine.arguments(self._given)
@@ -93,7 +93,7 @@ class LocalActor:
         tries: int = 1,
         wanted: Any = False,
     ) -> None:
-        """Run a method, or begin it where it is a coroutine function."""
+        """Run a method; if it is a coroutine function, only begin it."""
         if self.dead is not None:
             self._engine.fail(refs, self.death(), "")
         elif not which.is_async or self.loop is None:
@@ -112,7 +112,7 @@ class LocalActor:
             self.step()
 
     def method(self, which: MethodPlan) -> Callable[..., Any]:
-        """The instance's method; of a dead one, what raises that it is."""
+        """The instance's method; for a dead actor, a function that raises ActorDiedError."""
         if self.dead is None:
             return bound_method(self._instance, which.name)
 
@@ -122,7 +122,7 @@ class LocalActor:
         return raise_death
 
     async def _attempts(self, which: MethodPlan, given: Stored, tries: int, wanted: Any) -> Any:
-        """What the method returns, in the end."""
+        """Run a coroutine method with its retries; return its result."""
         for left in range(tries - 1, -1, -1):
             args, kwargs = self._engine.arguments(given)
             try:
@@ -153,7 +153,7 @@ class LocalActor:
             self._engine.busy.discard(self)
 
     def step(self) -> None:
-        """Let its coroutines go on, each up to its next wait."""
+        """Run its coroutines, each up to its next wait."""
         loop = self.loop
         if loop is None or not self._coroutines or loop.is_running() or loop.is_closed():
             return
@@ -166,7 +166,7 @@ class LocalActor:
             events._set_running_loop(outer)
 
     def kill(self, no_restart: bool) -> None:
-        """End it, or build it again if it may be."""
+        """End the actor, or build its instance again if restarts are left."""
         if self.dead is not None:
             return
         if no_restart or 0 <= self._restarts_max <= self.restarts:
@@ -178,7 +178,7 @@ class LocalActor:
         self.build()
 
     def end(self, why: str) -> None:
-        """Be dead; coroutines that have not ended say so."""
+        """Mark the actor dead, and fail its unfinished coroutines."""
         self.dead = why
         for task in list(self._coroutines):
             task.cancel()
@@ -186,18 +186,18 @@ class LocalActor:
             self.step()
 
     def close(self) -> None:
-        """End with the session."""
+        """End the actor together with its session."""
         self.end("its session has ended")
         if self.loop is not None and not self.loop.is_running():
             self.loop.close()
 
     def death(self) -> ActorDiedError:
-        """What calls of it get when it is dead."""
+        """The error for calls of the dead actor."""
         return ActorDiedError(f"actor {self.cls.__name__} is dead: {self.dead}")
 
 
 def may_retry(exc: BaseException, wanted: Any) -> bool:
-    """Whether what has raised that error runs again, where `wanted` was its retry_exceptions."""
+    """Whether a call that raised `exc` is retried; `wanted` is its retry_exceptions."""
     if not isinstance(exc, Exception) or isinstance(exc, FastrtError):
         return False
     return bool(wanted is True or (isinstance(wanted, (list, tuple)) and isinstance(exc, tuple(wanted))))

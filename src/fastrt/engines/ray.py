@@ -1,8 +1,8 @@
 """`fastrt.init(engine="ray")`: the same program on a Ray cluster, through Ray's public functions.
 
-A reference is Ray's with this class around it, and inside tasks and actors the calls of fastrt arrive here again, so a
-program that runs on one runs on the other. Options that Ray has are passed on under its names; others are refused where
-they are given. The machines of the cluster need fastrt as they need every module that tasks use.
+References wrap those of Ray, and inside tasks and actors fastrt's functions use this engine too, so a program that runs
+on one engine runs on the other. Options that Ray has are passed on under its names; other options are rejected at the
+call. The machines of the cluster need fastrt, like every module that tasks use.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
 
 
 class RayRef(ObjectRef):
-    """A reference of Ray's that is one of fastrt's.
+    """A fastrt reference that wraps one of Ray.
 
     Args:
         engine: of this process.
-        inner: Ray's.
+        inner: Ray's reference.
     """
 
     def __init__(self, engine: RayEngine, inner: Any) -> None:
@@ -97,17 +97,17 @@ class RayRef(ObjectRef):
 
 
 class RayHandle(EngineHandle):
-    """A handle of an actor that Ray runs; one that was found by its name asks the actor for its methods."""
+    """A handle of an actor that Ray runs. For an actor found by its name, the actor is asked for its methods."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle_again, (self._actor, self._class_name, self._methods)
 
 
 class RayEngine:
-    """A process's part in a Ray cluster.
+    """This process's connection to a Ray cluster.
 
     Args:
-        owner: whether this process called `ray.init`, and so is to call `ray.shutdown`.
+        owner: whether this process called `ray.init`, and so must call `ray.shutdown`.
     """
 
     name = "ray"
@@ -116,7 +116,7 @@ class RayEngine:
         self._owner = owner
         self.session: str = ray.get_runtime_context().get_job_id()
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._collecting: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # "dynamic" ones
+        self._collecting: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of "dynamic" generators
         self._classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
     @property
@@ -139,7 +139,7 @@ class RayEngine:
         """`ray.get`.
 
         Raises:
-            TypeError: something is no reference.
+            TypeError: something is not a reference.
         """
         try:
             if isinstance(refs, ObjectRef):
@@ -151,7 +151,7 @@ class RayEngine:
             raise ray_errors.translated(exc) from None
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        """`ray.wait`; a reference that stands there twice, which Ray refuses, counts twice."""
+        """`ray.wait`; a reference that is listed twice counts twice, although Ray rejects it."""
         inner = [ref.inner if isinstance(ref, RayGenerator) else self._inner(ref) for ref in refs]
         unique = list(dict.fromkeys(inner))
         until = None if timeout is None else time.monotonic() + timeout
@@ -185,7 +185,7 @@ class RayEngine:
         if collecting:
             del options["num_returns"]
         functions = (self._collecting if collecting else self._functions).setdefault(function.function, {})
-        most = options.pop("max_calls", 0)  # which Ray takes nowhere else
+        most = options.pop("max_calls", 0)  # Ray accepts it only in `ray.remote`
         remote = functions.get(most)
         if remote is None:
             entering = _collecting(function.function) if collecting else _entering(function.function)
@@ -255,7 +255,7 @@ class RayEngine:
             there = ", ".join(self.list_named_actors(False)) or "none"
             raise ActorNotFoundError(f"no actor has the name {name!r} in this cluster; there are: {there}") from None
         if not hasattr(actor, "_fastrt_methods"):
-            raise UnsupportedError(f"actor {name!r} was made by a program that uses Ray itself; call it through Ray")
+            raise UnsupportedError(f"actor {name!r} was made by a program that uses Ray directly; call it through Ray")
         try:
             class_name, methods = ray.get(actor._fastrt_methods.remote())
         except ray.exceptions.RayError as exc:
@@ -283,15 +283,15 @@ class RayEngine:
         """`ray.actor.exit_actor`.
 
         Raises:
-            AssertionError: that has returned.
+            AssertionError: `ray.actor.exit_actor` has returned.
         """
         ray.actor.exit_actor()
         raise AssertionError("Ray's exit_actor has returned")
 
-    # ---- what there is ----
+    # ---- nodes and context ----
 
     def nodes(self) -> list[dict[str, Any]]:
-        """`ray.nodes`, of those that live; what is free is told of the cluster as a whole, by its first node."""
+        """The live nodes of `ray.nodes`. Ray reports free resources for the whole cluster: the first node has them."""
         here = ray.get_runtime_context().get_node_id()
         alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
         free = ray.available_resources()
@@ -308,7 +308,7 @@ class RayEngine:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """For `fastrt.runtime_context()`."""
+        """The fields of `fastrt.runtime_context()`."""
         context = ray.get_runtime_context()
         return {
             "job_id": context.get_job_id(),
@@ -327,12 +327,12 @@ def connect(address: str | None, settings: Mapping[str, Any]) -> RayEngine:
     """Join a cluster, or start one on this machine.
 
     Args:
-        address: as `ray.init` takes it.
-        settings: the others that it takes.
+        address: the address for `ray.init`.
+        settings: other arguments of `ray.init`.
     Raises:
-        ConfigError: Ray takes no such setting, or there is no cluster.
+        ConfigError: Ray does not accept a setting, or there is no cluster.
     """
-    if ray.is_initialized():  # by the program itself: it stays that program's to end
+    if ray.is_initialized():  # by the program itself, which must also shut it down
         return RayEngine(owner=False)
     try:
         _knock(address)
@@ -343,17 +343,17 @@ def connect(address: str | None, settings: Mapping[str, Any]) -> RayEngine:
 
 
 def _knock(address: str | None) -> None:
-    """See to it that somebody listens there: Ray itself would wait for minutes.
+    """Check that a server listens at the address: Ray itself would wait for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: there is none.
     """
     if address is not None and is_address(address):  # not "auto" or ray://...
         socket.create_connection(split_address(address), timeout=_KNOCK_S).close()
 
 
 def _wait_for_the_end(actor: Any) -> None:
-    """Wait until a call of a killed actor is an error: Ray's own `kill` returns before that."""
+    """Wait until calls of a killed actor fail: `ray.kill` returns before that."""
     until = time.monotonic() + _KILL_S
     with contextlib.suppress(ray.exceptions.RayError):  # the actor's end, or the timeout
         while (left := until - time.monotonic()) > 0:
@@ -361,16 +361,16 @@ def _wait_for_the_end(actor: Any) -> None:
 
 
 def enter() -> RayEngine:
-    """The engine of this process, which Ray has started to run tasks or an actor.
+    """Return the engine of this process, which Ray has started to run tasks or an actor.
 
     Raises:
-        FastrtError: the process uses another one.
+        FastrtError: the process uses another engine.
     """
     engine = engines.current()
     if isinstance(engine, RayEngine):
         return engine
     if engine is not None or store_client.current() is not None:
-        raise FastrtError("a reference or task of engine 'ray' came to a process that uses another engine")
+        raise FastrtError("a process that uses another engine received a reference or task of engine 'ray'")
     engine = RayEngine(owner=False)
     engines.set_engine(engine)
     return engine
@@ -385,7 +385,7 @@ def _handle_again(actor: Any, class_name: str, methods: tuple[MethodPlan, ...]) 
 
 
 def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a worker of Ray's runs it: it uses this engine."""
+    """Wrap a function for Ray's workers, so that it uses this engine."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -401,14 +401,14 @@ def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plainly(made: Generator[Any, Any, Any]) -> Iterator[Any]:
-    """The items of a generator. Ray sends into the one that it runs, which not all that is yielded from can take."""
+    """Yield the items of a generator, and ignore the values that Ray sends, which not every iterator accepts."""
     with contextlib.closing(made):
-        for item in made:  # noqa: UP028  (`yield from` would pass on what is sent)
+        for item in made:  # noqa: UP028  (`yield from` would pass on sent values)
             yield item
 
 
 def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A generator function as one that returns references to all that it yields."""
+    """Wrap a generator function, so that it returns a list of references to all its items."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> list[ObjectRef]:
@@ -419,10 +419,10 @@ def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _entering_class(cls: Any, methods: tuple[MethodPlan, ...]) -> type:
-    """The class as an actor of Ray's builds it: it uses this engine, and can say what it has."""
+    """Wrap a class for Ray's actors, so that it uses this engine and can list its methods."""
     described = cls.__name__, methods
 
-    class Entering(cls):  # type: ignore[misc]  # whatever class it is
+    class Entering(cls):  # type: ignore[misc]  # the base class is known only at run time
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             enter()
             super().__init__(*args, **kwargs)
@@ -439,10 +439,10 @@ def _entering_class(cls: Any, methods: tuple[MethodPlan, ...]) -> type:
 
 
 def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as Ray spells them.
+    """Translate options to Ray's names.
 
     Raises:
-        UnsupportedError: Ray has none like it.
+        UnsupportedError: Ray has no such option.
     """
     options = {_AS_RAY_SAYS.get(name, name): value for name, value in given.items() if value is not None}
     for name in options:
@@ -451,7 +451,7 @@ def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[
     if isinstance(options.get("runtime_env"), Environment):
         options["runtime_env"] = options["runtime_env"].for_ray()
     if isinstance(options.get("retry_exceptions"), tuple):
-        options["retry_exceptions"] = list(options["retry_exceptions"])  # Ray takes no other
+        options["retry_exceptions"] = list(options["retry_exceptions"])  # Ray accepts only lists
     place = options.pop("scheduling", options.pop("scheduling_strategy", None))
     if isinstance(place, str):
         options["scheduling_strategy"] = _PLACES.get(place.lower()) or NodeAffinitySchedulingStrategy(place, soft=False)

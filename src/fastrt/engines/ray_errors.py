@@ -1,4 +1,4 @@
-"""Ray's errors as fastrt's: `get` raises the same classes on both."""
+"""Translate Ray's errors to fastrt's, so that `get` raises the same classes on both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastrt.errors import (
     WorkerCrashedError,
 )
 
-# The first that fits counts.
+# The first match counts.
 _CLASSES: tuple[tuple[str, type[FastrtError]], ...] = (
     ("GetTimeoutError", GetTimeoutError),
     ("TaskCancelledError", TaskCancelledError),
@@ -40,7 +40,7 @@ _NOT_THE_USERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))), o
 
 
 def translated(exc: BaseException) -> FastrtError:
-    """The error that `fastrt.get` raises where `ray.get` raised `exc`."""
+    """The error that `fastrt.get` raises if `ray.get` raised `exc`."""
     if isinstance(exc, of_ray.RayTaskError):
         cause: BaseException | None = exc.cause
         while isinstance(cause, of_ray.RayTaskError) and cause.cause is not cause:
@@ -62,7 +62,7 @@ def translated(exc: BaseException) -> FastrtError:
 
 
 def _without_machinery(text: str) -> str:
-    """A traceback without the frames of Ray and of fastrt."""
+    """Remove the frames of Ray and of fastrt from a traceback."""
     lines, keep = [], True
     for line in text.splitlines():
         frame = _FRAME.match(line)

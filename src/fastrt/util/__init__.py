@@ -1,4 +1,4 @@
-"""Interfaces that programs know from elsewhere, over tasks and actors; each is imported when it is first used."""
+"""Interfaces of Ray and the standard library on top of tasks and actors; each is imported at its first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.tasks.actor_handle import list_named_actors
 
-# Not when it is first used: the function has its module's name, which would take its place here.
+# Imported at once: the function has the name of its module, and a later import of the module would replace it.
 from fastrt.util.placement_group import (
     get_current_placement_group,
     get_placement_group,

@@ -1,4 +1,4 @@
-"""`fastrt.util.ActorPool`: work handed to whichever of some actors is free."""
+"""`fastrt.util.ActorPool`: distributes work to the free actors of a pool."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor_handle import ActorHandle
 
-# Called with an actor and a value: it makes one call and returns its reference, or a list of references.
+# Called with an actor and a value: it submits one call and returns its reference, or a list of references.
 Submit = Callable[[Any, Any], Any]
 
 
 class ActorPool:
-    """Some actors, each of which has one call at a time.
+    """A pool of actors, each of which runs one call at a time.
 
-    An actor that has died is not given work again.
+    An actor that has died gets no more work.
 
     Args:
-        actors: their handles.
+        actors: handles of the actors.
     Raises:
         TypeError: something is not a handle.
     Source:
@@ -39,11 +39,11 @@ class ActorPool:
             self.push(actor)
 
     def map(self, fn: Submit, values: Iterable[Any]) -> Iterator[Any]:
-        """Hand out all values; an iterator of the results in their order. Those of earlier `submit`s are dropped.
+        """Submit all values; return an iterator of the results in their order. Results of earlier `submit`s are lost.
 
         Args:
             fn: like `lambda actor, value: actor.method.remote(value)`.
-            values: read to their end at once.
+            values: read to the end at once.
         """
         self._drop_results()
         for value in values:
@@ -51,18 +51,18 @@ class ActorPool:
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Submit, values: Iterable[Any]) -> Iterator[Any]:
-        """As `map`, with the results in the order in which they come."""
+        """Submit all values, like `map`; the results come in the order in which they become ready."""
         self._drop_results()
         for value in values:
             self.submit(fn, value)
         return self._results(self.get_next_unordered)
 
     def submit(self, fn: Submit, value: Any) -> None:
-        """Hand a value to a free actor, or to the next one that is free.
+        """Submit a value to a free actor, or to the next one that becomes free.
 
         Args:
             fn: like `lambda actor, value: actor.method.remote(value)`.
-            value: its second argument.
+            value: the second argument of `fn`.
         Raises:
             ActorDiedError: no actor is left.
         """
@@ -83,19 +83,19 @@ class ActorPool:
         self._submitted += 1
 
     def has_next(self) -> bool:
-        """Whether there are results that were not returned yet."""
+        """Whether there are results that have not been returned yet."""
         return bool(self._running)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Return the next result in the order of submission, or raise what its call raised.
+        """Return the next result in the order of submission, or raise the exception of its call.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
-            ignore_if_timedout: after the timeout, return None and pass over that result; its actor is free again
-                at once, though it may be still at work.
+            timeout: seconds to wait at most; None waits without a limit.
+            ignore_if_timedout: after the timeout, return None and skip that result; its actor counts as free at once,
+                though it may still be running the call.
         Raises:
             StopIteration: there are no more results.
-            GetTimeoutError: the timeout passed; that is a TimeoutError, too.
+            GetTimeoutError: the timeout passed; it is also a TimeoutError.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -108,14 +108,14 @@ class ActorPool:
         return self._value(key)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Return any result that is there, or raise what its call raised.
+        """Return any result that is ready, or raise the exception of its call.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits without a limit.
             ignore_if_timedout: after the timeout, return None.
         Raises:
             StopIteration: there are no more results.
-            GetTimeoutError: the timeout passed; that is a TimeoutError, too.
+            GetTimeoutError: the timeout passed; it is also a TimeoutError.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -127,19 +127,19 @@ class ActorPool:
         return self._value(ready[0])
 
     def has_free(self) -> bool:
-        """Whether an actor is free and nothing waits for one."""
+        """Whether an actor is free and no value waits for one."""
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> ActorHandle | None:
-        """Take a free actor out of the pool; None when there is none."""
+        """Take a free actor out of the pool; None if there is none."""
         return self._idle.popleft() if self.has_free() else None
 
     def push(self, actor: ActorHandle) -> None:
         """Add an actor to the pool.
 
         Raises:
-            TypeError: it is no handle.
-            ValueError: it is in the pool already.
+            TypeError: it is not a handle.
+            ValueError: it is already in the pool.
         """
         if not isinstance(actor, ActorHandle):
             raise TypeError(f"an ActorPool holds handles of actors, not {type(actor).__name__}")
@@ -170,7 +170,7 @@ class ActorPool:
         return value
 
     def _take(self, key: Any, free: bool = True) -> None:
-        """A result is returned; its actor goes on to the next value."""
+        """Remove a call whose result is returned; its actor gets the next value."""
         index, actor = self._running.pop(key)
         del self._by_index[index]
         if free:
@@ -186,10 +186,10 @@ class ActorPool:
 
 
 def _wait_for(keys: list[Any], timeout: float | None) -> list[Any]:
-    """Those whose results are all there, once there is at least one; nothing after the timeout."""
+    """Wait for at least one call whose results are all ready; return these calls, or [] after the timeout."""
     firsts: dict[ObjectRef, Any] = {}
     for key in keys:
-        # A call seals its results in order: the last is there when all are.
+        # A call seals its results in order: when the last one is ready, all are.
         firsts[key[-1] if isinstance(key, tuple) else key] = key
     ready, _ = store_client.wait(list(firsts), num_returns=1, timeout=timeout)
     return [firsts[ref] for ref in ready]

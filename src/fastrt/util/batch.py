@@ -1,7 +1,7 @@
-"""The calls of one `Executor.map`: a list of references instead of futures, which nobody else can get hold of.
+"""The calls of one `Executor.map`: a list of references. Futures are not needed, because no other code sees the calls.
 
-Whoever iterates waits for them in order, so no thread is needed for that; one reference at a time is watched for
-the executor, which must know when all have ended.
+The iterating thread waits for the results in order, so no other thread is needed for that. One reference at a time is
+watched for the executor, which must know when all calls have ended.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from fastrt.util.calls import as_raised, withdraw
 
 
 class Owner(Protocol):
-    """Who is told what becomes of the calls."""
+    """Is notified when calls of a batch end."""
 
     def batch_ended(self, batch: Batch) -> None:
-        """All of them have ended."""
+        """Called when all calls have ended."""
 
     def raised(self, exc: BaseException) -> None:
-        """One of them ended with an error."""
+        """Called when a call has ended with an error."""
 
 
 class Batch:
-    """Calls that are submitted.
+    """The submitted calls of one `map`.
 
     Args:
-        owner: who is told.
+        owner: is notified when calls end.
         store: this process's attachment.
-        started: the reference of each call, in order, or the exception that kept it from being submitted.
+        started: the reference of each call, in order, or the exception that prevented its submission.
     """
 
     def __init__(self, owner: Owner, store: Store, started: list[Any]) -> None:
@@ -45,30 +45,30 @@ class Batch:
         self._store = store
 
     def watch(self) -> None:
-        """Look out for the end: for the newest that has no result yet."""
+        """Watch for the end of all calls: watch the newest call that has no result yet."""
         try:
             for ref in self._refs():
                 if not handles.is_ready(self._store.client, ref):
-                    when_ready(self._store, ref, self._told)
+                    when_ready(self._store, ref, self._on_ready)
                     return
         except FastrtError:
-            pass  # the session has ended, and so have they
+            pass  # the session has ended, and so have the calls
         self._owner.batch_ended(self)
 
     def results(self, deadline: float | None, timeout: float | None) -> Iterator[Any]:
         """Yield the results in order; see `Executor.map`."""
         try:
             while self._left:
-                yield self._next(deadline, timeout)  # in one expression: what was yielded is not kept
+                yield self._next(deadline, timeout)  # in one expression, so that no variable keeps the result alive
         finally:
             left = self.withdraw()
             self._left[:] = left
 
     def withdraw(self) -> list[ObjectRef]:
-        """Cancel the calls that nobody has begun with; return those that run."""
+        """Cancel the calls that no worker has begun; return the references of those that run."""
         running = []
         try:
-            unread.mark(self._store.client, self._refs())  # an error that ends the iteration stands for the others
+            unread.mark(self._store.client, self._refs())  # the error that ends the iteration is the only one reported
             for ref in self._refs():
                 if not handles.is_ready(self._store.client, ref) and not withdraw(self._store, ref):
                     running.append(ref)
@@ -88,7 +88,7 @@ class Batch:
     def _refs(self) -> list[ObjectRef]:
         return [item for item in self._left if isinstance(item, ObjectRef)]
 
-    def _told(self, ref: ObjectRef, ended: BaseException | None) -> None:
+    def _on_ready(self, ref: ObjectRef, ended: BaseException | None) -> None:
         if ended is None:
             self.watch()
         else:
@@ -104,18 +104,18 @@ class Batch:
             raise concurrent.futures.CancelledError from None
         except BaseException as exc:
             if isinstance(exc, GetTimeoutError) and not isinstance(exc, TaskError):
-                self._left.append(ref)  # it goes on, or is cancelled with the others
+                self._left.append(ref)  # it runs on, or is cancelled with the others
                 raise concurrent.futures.TimeoutError(f"no result within {timeout} s") from None
             self._owner.raised(exc)
             raised = as_raised(exc)
             try:
                 raise raised from raised.__cause__
             finally:
-                del raised  # it knows this frame: together they would be garbage that only the cycle collector finds
+                del raised  # it refers to this frame: together they would be a cycle
 
 
 def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Lists of `size` rows; the last may be shorter."""
+    """Yield lists of `size` rows; the last may be shorter."""
     chunk: list[tuple[Any, ...]] = []
     for row in rows:
         chunk.append(row)
@@ -127,7 +127,7 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 
 
 def flat(chunks: Iterator[list[Any]]) -> Iterator[Any]:
-    """What is in the lists, one after the other, without keeping what was handed out."""
+    """Yield the items of the lists in order, without keeping those already yielded."""
     for chunk in chunks:
         chunk.reverse()
         while chunk:

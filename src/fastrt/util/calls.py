@@ -1,6 +1,6 @@
-"""How a library's call becomes a task: what of it is shipped once, and what travels with each call.
+"""Turn calls of arbitrary callables into tasks: some callables are shipped once, others are sent with each call.
 
-A function that others can find by its name, or that depends on nothing but globals, is shipped once, as that of
+A function that workers can import by its name, or that depends only on globals, is shipped once, like a function of
 `fastrt.remote`. Any other callable (a bound method, a closure, an object) may change between two calls, so it is
 pickled with each; one that is mapped over many arguments is put into the store, and each worker loads it once.
 """
@@ -34,14 +34,14 @@ class InitializerFailedError(BrokenExecutor):
 
 
 class Kept:
-    """A callable that many calls share: it is sent once, as it is at the first of them."""
+    """A callable that many calls share. It is sent once, in its state at the first call."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self._refs: tuple[Store, list[ObjectRef]] | None = None
 
     def refs(self) -> list[ObjectRef]:
-        """The reference to it in this process's session."""
+        """The reference to the callable in this process's session, in a list."""
         store = store_client.require()
         if self._refs is None or self._refs[0] is not store:
             self._refs = (store, [store.put(self.fn)])
@@ -49,7 +49,7 @@ class Kept:
         return self._refs[1]
 
     def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
+        """Drop the reference to a session that has ended, so that its segment can be unmapped."""
         self._refs = None
 
 
@@ -86,7 +86,7 @@ class Calls:
             A reference to its result.
         Raises:
             TypeError: the arguments do not fit.
-            FastrtError: it cannot be pickled, or there is no room or no session.
+            FastrtError: the call cannot be pickled, or the store is full, or there is no session.
         """
         ref: ObjectRef
         kept = fn if type(fn) is Kept else None
@@ -103,7 +103,7 @@ class Calls:
         return ref
 
     def start_each(self, fn: Callable[..., Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Submit a call for each tuple of arguments; what keeps one from being submitted stands in its place.
+        """Submit a call for each tuple of arguments; an exception that prevents a submission takes its place.
 
         Args:
             fn: as for `start`.
@@ -147,12 +147,12 @@ class Calls:
         return [self._setup_ref[1]]
 
     def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
+        """Drop the reference to a session that has ended, so that its segment can be unmapped."""
         self._setup_ref = None
 
 
 def is_shippable(fn: Any) -> bool:
-    """Whether a callable can be sent once for all of its calls: it has no state that could change between them."""
+    """Whether a callable can be sent once for all calls, because it has no state that could change between them."""
     kind = type(fn)
     if kind is types.BuiltinFunctionType:
         return fn.__self__ is None or isinstance(fn.__self__, types.ModuleType)
@@ -176,14 +176,14 @@ def _shipped(fn: Callable[..., Any], retries: int) -> RemoteFunction:
 
 
 def withdraw(store: Store, ref: ObjectRef, then: Callable[[], object] = lambda: None) -> bool:
-    """Take back the call that will make `ref`, if nobody has begun with it.
+    """Cancel the call that makes `ref`, if no worker has begun it.
 
     Args:
         store: this process's attachment.
-        ref: its result, which becomes a TaskCancelledError.
-        then: called between the two.
+        ref: the result of the call, which becomes a TaskCancelledError.
+        then: called after the call is withdrawn, and before its result is set.
     Returns:
-        Whether it was in time.
+        Whether the call is cancelled.
     """
     task = pending.withdraw(store.client, ref)
     if task < 0:
@@ -195,7 +195,7 @@ def withdraw(store: Store, ref: ObjectRef, then: Callable[[], object] = lambda: 
 
 
 def as_raised(exc: BaseException) -> BaseException:
-    """What a call raised, as if it had been raised here: of its own type, with the remote traceback as its cause."""
+    """The exception of a call in its original type, with the remote traceback as its cause."""
     if not isinstance(exc, TaskError) or exc.cause is None:
         return exc
     cause = exc.cause
@@ -203,9 +203,9 @@ def as_raised(exc: BaseException) -> BaseException:
     return cause
 
 
-# ---- what runs in the worker ----
+# ---- in the worker ----
 
-_ready: dict[bytes, str | None] = {}  # initializers that were called here, and what they raised
+_ready: dict[bytes, str | None] = {}  # initializers that were called here, with the traceback of those that raised
 _loaded: OrderedDict[int, Callable[..., Any]] = OrderedDict()
 
 
@@ -228,7 +228,7 @@ def _call_after(key: bytes, kept: list[ObjectRef], fn: Callable[..., Any], /, *a
         initializer, initargs = store_client.get(kept[0])
         try:
             initializer(*initargs)
-        except BaseException as exc:  # user code; also a SystemExit must be reported
+        except BaseException as exc:  # user code; a SystemExit must be reported too
             _ready[key] = format_user_traceback(exc)
         else:
             _ready[key] = None
@@ -239,10 +239,10 @@ def _call_after(key: bytes, kept: list[ObjectRef], fn: Callable[..., Any], /, *a
 
 
 def run_chunk(fn: Callable[..., Any], rows: list[tuple[Any, ...]]) -> list[Any]:
-    """Call `fn` with each tuple of arguments; the results in order."""
+    """Call `fn` with each tuple of arguments; return the results in order."""
     return [fn(*row) for row in rows]
 
 
 def run_each(fn: Callable[..., Any], items: list[Any]) -> list[Any]:
-    """Call `fn` with each item; the results in order."""
+    """Call `fn` with each item; return the results in order."""
     return list(map(fn, items))

@@ -1,8 +1,8 @@
 """`fastrt.Executor`: a `concurrent.futures.Executor` whose calls are tasks.
 
-It has no workers and no threads of its own: the session's workers run the calls, one thread of the process watches
-for their results, and `map` needs not even that. One with fewer workers than there are processors keeps the calls
-that would be too many in a queue of its own; all others go straight into the shared memory.
+It starts no workers and no threads: the session's workers run the calls, and one thread of the process watches for
+their results; `map` does not even need that thread. An executor with fewer workers than the cluster has CPUs queues the
+calls beyond its limit in this process; all other calls are submitted to shared memory at once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from fastrt.util.calls import Calls, InitializerFailedError, run_chunk
 from fastrt.util.futures import TaskFuture
 
 _RETRIES = 3
-_LOOK_S = 1.0  # the end of the program waits for calls in steps: an interrupt shall end that
+_LOOK_S = 1.0  # at its end the program waits for calls in steps, so that an interrupt can end the wait
 _exiting = False
 
 
 class Executor(concurrent.futures.Executor):
     """Runs calls in the workers of the session, which it starts if there is none.
 
-    Calls are pickled by cloudpickle, so lambdas, closures and functions of `__main__` will do; a function that
-    depends on nothing but globals is sent once, and again when the program assigns one of them. In each worker the
-    initializer and the functions of one module share their globals. A call whose worker dies runs again, in the end
-    it has `WorkerCrashedError`, and the executor goes on. An exception arrives as it was raised, with the remote
-    traceback (a `TaskError`) as its cause. Inside a task, wait by `result` or `exception`.
+    Calls are pickled by cloudpickle, so lambdas, closures and functions of `__main__` work; a function that depends
+    only on globals is sent once, and again when the program assigns one of them. In each worker the initializer and
+    the functions of one module share their globals. A call whose worker dies is retried; after the last retry it raises
+    `WorkerCrashedError`, and the executor stays usable. An exception keeps its type, with the remote traceback (a
+    `TaskError`) as its cause. Inside a task, wait by `result` or `exception`.
 
     Args:
         max_workers: how many calls may run at once; default: as many as the cluster has CPUs.
         initializer: called in each worker before the first call there. If it raises, the executor is broken.
-        initargs: its arguments, a tuple.
-        max_retries: how often a call runs again after its worker died.
+        initargs: arguments of the initializer, a tuple.
+        max_retries: how often a call is retried after its worker died.
         remote_args: further settings of the calls, as for `fastrt.remote`: {"num_cpus": 2}.
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -71,13 +71,13 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"max_retries is {max_retries!r}; it must be a whole number from 0 to 250")
         self._max_workers = max_workers
         self._limit: int | None = max_workers  # None: the calls need not be counted
-        self._limited_in: Store | None = None  # the session that this was found out in
+        self._limited_in: Store | None = None  # the session for which `_limit` was computed
         self._calls = Calls(max_retries, initializer, tuple(initargs), remote_args)
         self._lock = threading.Lock()
         self._queued: dict[TaskFuture, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {}
         self._unfinished: set[TaskFuture] = set()
         self._batches: set[Batch] = set()
-        self._busy = 0  # tasks that are submitted and not ended
+        self._busy = 0  # submitted tasks that have not ended
         self._closed = False
         self._broken = ""
         self._pid = os.getpid()
@@ -88,14 +88,14 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             fn: anything that can be called and pickled.
-            *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values; large arrays go
-                through the store without a copy at the other side.
+            *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values; workers read large
+                arrays from the store without a copy.
         Returns:
-            A future of the result. What keeps the call from being sent is its exception, too.
+            A future of the result. An error that prevents the submission becomes the future's exception.
         Raises:
             RuntimeError: the executor is shut down, or the program ends.
-            BrokenExecutor: its initializer has failed.
-            ForkedRuntimeError: it belongs to the process that this one was forked from.
+            BrokenExecutor: the initializer has failed.
+            ForkedRuntimeError: the executor belongs to the process that this one was forked from.
         """
         future = TaskFuture(self)
         limit = self._find_limit()
@@ -121,11 +121,11 @@ class Executor(concurrent.futures.Executor):
         Args:
             fn: anything that can be called and pickled.
             *iterables: read to their end before this returns.
-            timeout: seconds from now until the last result must be there; None waits for ever.
-            chunksize: how many calls make one task. A task costs some 3 us, so only tiny calls gain by it.
+            timeout: seconds from now until the last result must be ready; None waits without a limit.
+            chunksize: number of calls in one task. A task costs some 3 us, so only tiny calls gain by it.
         Returns:
-            An iterator of the results, in order. What a call raised is raised in its place, and ends the iterator; the
-            calls that nobody has begun with then are cancelled.
+            An iterator of the results, in order. If a call raised, the iterator raises its exception and ends; calls
+            that no worker has begun by then are cancelled.
         Raises:
             ValueError: chunksize is below 1.
             TimeoutError: from the iterator.
@@ -139,11 +139,11 @@ class Executor(concurrent.futures.Executor):
         return flat(self._map(functools.partial(run_chunk, fn), (chunks,), timeout))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls.
+        """Stop accepting calls.
 
         Args:
-            wait: whether to wait until all calls have ended. The end of the program waits for them in any case.
-            cancel_futures: whether to cancel the calls that no worker has begun with.
+            wait: whether to wait until all calls have ended. The program waits for them at its end in any case.
+            cancel_futures: whether to cancel the calls that no worker has begun.
         """
         with self._lock:
             self._closed = True
@@ -156,7 +156,7 @@ class Executor(concurrent.futures.Executor):
             self.wait_idle()
 
     def kill(self) -> None:
-        """Take no more calls, cancel those there are, and end the workers that run them."""
+        """Stop accepting calls, cancel all unfinished ones, and end the workers that run them."""
         with self._lock:
             self._closed = True
         for future in self._all():
@@ -165,7 +165,7 @@ class Executor(concurrent.futures.Executor):
             batch.withdraw()
 
     def wait_idle(self) -> None:
-        """Wait until all calls that were made have ended."""
+        """Wait until all submitted calls have ended."""
         for batch in list(self._batches):
             batch.wait()
         for future in self._all():
@@ -178,10 +178,10 @@ class Executor(concurrent.futures.Executor):
                 except concurrent.futures.TimeoutError:
                     continue
 
-    # ---- told by futures ----
+    # ---- called by futures ----
 
     def drop_queued(self, future: TaskFuture) -> bool:
-        """Take a future back whose task is not submitted yet; False when it is, or is about to be."""
+        """Drop a future whose task is not submitted yet; False if the task is submitted, or is about to be."""
         with self._lock:
             found = self._queued.pop(future, None) is not None
             if found:
@@ -189,7 +189,7 @@ class Executor(concurrent.futures.Executor):
             return found
 
     def finished(self, future: TaskFuture) -> None:
-        """A task has ended: submit the next."""
+        """Submit the next call after a task has ended."""
         with self._lock:
             self._unfinished.discard(future)
             self._busy -= 1
@@ -201,7 +201,7 @@ class Executor(concurrent.futures.Executor):
         self._start(following, *call)
 
     def raised(self, exc: BaseException) -> None:
-        """A call ended with an error: is it that none can be run?"""
+        """Break the executor if a call ended because the initializer failed."""
         if not isinstance(exc, InitializerFailedError):
             return
         text = str(exc.cause if isinstance(exc, TaskError) else exc)
@@ -219,7 +219,7 @@ class Executor(concurrent.futures.Executor):
     def _start(self, future: TaskFuture, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             ref = self._calls.start(fn, args, kwargs)
-        except Exception as exc:  # arguments that do not fit, or cannot be pickled; no room; no session
+        except Exception as exc:  # wrong arguments, or they cannot be pickled; a full store; no session
             future.set_exception(exc)
             self.finished(future)
             return
@@ -240,7 +240,7 @@ class Executor(concurrent.futures.Executor):
         return batch.results(deadline, timeout)
 
     def batch_ended(self, batch: Batch) -> None:
-        """All calls of a `map` have ended."""
+        """Forget a `map` whose calls have all ended."""
         with self._lock:
             self._batches.discard(batch)
 
@@ -249,7 +249,7 @@ class Executor(concurrent.futures.Executor):
             return list(self._unfinished)
 
     def _find_limit(self) -> int | None:
-        """How many tasks there may be at once; None when the workers alone see to that."""
+        """The limit of unfinished tasks; None if the number of workers is the only limit."""
         if self._max_workers is None:
             return None
         store = store_client.require()
@@ -261,7 +261,7 @@ class Executor(concurrent.futures.Executor):
         return self._limit
 
     def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
+        """Drop the reference to a session that has ended, so that its segment can be unmapped."""
         self._limited_in = None
 
     def _check_open(self) -> None:
@@ -272,14 +272,14 @@ class Executor(concurrent.futures.Executor):
         if _exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         if os.getpid() != self._pid:
-            raise ForkedRuntimeError("this executor belongs to the process that forked this one; make another here")
+            raise ForkedRuntimeError("this executor belongs to the process that forked this one; create another here")
 
 
 _live: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """The program ends: calls that were made are run, as by the executors of the standard library."""
+    """Run all submitted calls to their end before the program exits, like the executors of the standard library."""
     global _exiting
     _exiting = True
     for executor in list(_live):
@@ -287,4 +287,4 @@ def _at_exit() -> None:
             executor.wait_idle()
 
 
-atexit.register(_at_exit)  # after that of the runtime below, so it comes first
+atexit.register(_at_exit)  # registered after the runtime's handler, so it runs before that

@@ -1,7 +1,7 @@
 """The future of an executor's call: `concurrent.futures.Future` over a reference.
 
-It is settled by whoever comes first: the process's one watching thread, or a thread that waits for just this result
-and so needs no other. It stays PENDING until then, whatever its task does: how far that is, is asked of the task.
+The first of two threads sets the result: the process's one watching thread, or a thread that waits for this result.
+Until then the future stays PENDING in every state of its task; the task itself is asked for its state.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from fastrt.util.calls import as_raised, withdraw
 
 
 class Owner(Protocol):
-    """Who is told what becomes of a future."""
+    """Owns a future's queued call, and is notified when the call ends."""
 
     def drop_queued(self, future: TaskFuture) -> bool:
-        """Take a future back whose task is not submitted yet; False when it is, or is about to be."""
+        """Drop a future whose task is not submitted yet; False if the task is submitted, or is about to be."""
 
     def finished(self, future: TaskFuture) -> None:
-        """Nothing of the future's task goes on any more."""
+        """Called when the future's task has ended."""
 
     def raised(self, exc: BaseException) -> None:
-        """A call ended with an error."""
+        """Called when a call has ended with an error."""
 
 
 class TaskFuture(concurrent.futures.Future[Any]):
-    """What `fastrt.Executor.submit` returns.
+    """The future that `fastrt.Executor.submit` returns.
 
-    A call can be cancelled until a worker has begun with it. Inside a task, `result` and `exception` give the
-    worker's place to others while they wait, so that calls may wait for calls.
+    A call can be cancelled until a worker has begun it. Inside a task, `result` and `exception` let another worker run
+    while they wait, so that calls may wait for calls.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -45,15 +45,15 @@ class TaskFuture(concurrent.futures.Future[Any]):
         self._task: tuple[Store, ObjectRef] | None = None
 
     def bind(self, store: Store, ref: ObjectRef) -> None:
-        """The task is submitted: its result will be `ref`."""
+        """Set the reference to the result of the submitted task."""
         self._task = (store, ref)
         try:
-            when_ready(store, ref, self._told)
+            when_ready(store, ref, self._on_ready)
         except FastrtError as exc:  # the session has just ended
-            self._told(ref, exc)
+            self._on_ready(ref, exc)
 
     def cancel(self) -> bool:
-        """Cancel the call if no worker has begun with it; whether it is cancelled."""
+        """Cancel the call if no worker has begun it; return whether it is cancelled."""
         if self.done():
             return self.cancelled()
         task = self._task
@@ -77,7 +77,7 @@ class TaskFuture(concurrent.futures.Future[Any]):
                 return  # the session has ended
 
     def running(self) -> bool:
-        """Whether a worker has begun with the call and not ended it."""
+        """Whether a worker has begun the call and not ended it."""
         task = self._task
         if task is None or self.done():
             return False
@@ -87,17 +87,17 @@ class TaskFuture(concurrent.futures.Future[Any]):
             return False
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return what the call returned; see `concurrent.futures.Future.result`."""
+        """Return the result of the call; see `concurrent.futures.Future.result`."""
         self._wait(timeout)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what the call raised, or None; see `concurrent.futures.Future.exception`."""
+        """Return the exception of the call, or None; see `concurrent.futures.Future.exception`."""
         self._wait(timeout)
         return super().exception(timeout)
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait in this thread, without the watching one."""
+        """Wait in this thread, without the watching thread."""
         task = self._task
         if task is None or self.done():
             return
@@ -107,12 +107,12 @@ class TaskFuture(concurrent.futures.Future[Any]):
         except GetTimeoutError:
             raise concurrent.futures.TimeoutError from None
         except FastrtError:
-            return  # the session has ended: the watching thread says so to all
-        if not self._done_callbacks:  # type: ignore[attr-defined]  # these belong into the watching thread
+            return  # the session has ended: the watching thread fails all futures
+        if not self._done_callbacks:  # type: ignore[attr-defined]  # callbacks must run in the watching thread
             self._settle(store, ref)
 
-    def _told(self, ref: ObjectRef, ended: BaseException | None) -> None:
-        """In the watching thread: the result is there, or will never be."""
+    def _on_ready(self, ref: ObjectRef, ended: BaseException | None) -> None:
+        """Called in the watching thread when the result is ready, or the session has ended before."""
         task = self._task
         if ended is not None:
             self._fail(ended)
@@ -128,14 +128,14 @@ class TaskFuture(concurrent.futures.Future[Any]):
             value = store.load(ref)
         except TaskCancelledError:
             self._cancelled()
-        except BaseException as exc:  # whatever the call raised is its result
+        except BaseException as exc:  # every exception of the call is its result
             self._owner.raised(exc)
             self._fail(as_raised(exc))
         else:
             try:
                 self.set_result(value)
             except concurrent.futures.InvalidStateError:
-                return  # another thread was quicker
+                return  # the other thread was faster
 
     def _fail(self, exc: BaseException) -> None:
         try:
@@ -145,6 +145,6 @@ class TaskFuture(concurrent.futures.Future[Any]):
 
     def _cancelled(self) -> None:
         super().cancel()
-        with self._condition:  # two threads may come here, and only one may notify
+        with self._condition:  # two threads may run this, and only one may notify
             if self._state == CANCELLED:
                 self.set_running_or_notify_cancel()

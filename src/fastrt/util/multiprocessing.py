@@ -1,4 +1,4 @@
-"""The look-alike of `multiprocessing.Pool` where Ray has it: `from fastrt.util.multiprocessing import Pool`."""
+"""The replacement of `multiprocessing.Pool`, under Ray's path: `from fastrt.util.multiprocessing import Pool`."""
 
 from multiprocessing import TimeoutError
 

@@ -1,4 +1,4 @@
-"""Placement groups under the names that Ray gives them: `from fastrt.util.placement_group import placement_group`."""
+"""Placement groups under their path in Ray: `from fastrt.util.placement_group import placement_group`."""
 
 from fastrt.tasks.placement_group import (
     PlacementGroup,

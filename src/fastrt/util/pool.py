@@ -1,7 +1,7 @@
 """`fastrt.util.Pool`: the interface of `multiprocessing.Pool` over the session's workers.
 
-Its processes are the workers that there are anyway: none is started for it and none ends with it, so what one keeps
-in globals outlives the pool, and `maxtasksperchild` is refused.
+Its processes are the session's workers: the pool starts none and ends none. So the globals of a worker outlive the
+pool, and `maxtasksperchild` is rejected.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fastrt.util.calls import Kept, run_chunk, run_each
 from fastrt.util.executor import Executor
 from fastrt.util.futures import TaskFuture
 
-_CHUNKS_PER_WORKER = 4  # as the standard library has it
-_AHEAD = 1000  # tasks that an imap submits before their results are asked for
+_CHUNKS_PER_WORKER = 4  # as in the standard library
+_AHEAD = 1000  # tasks that an imap submits before their results are requested
 
 Callback = Callable[[Any], object]
 
 
 class AsyncResult:
-    """What the `_async` methods of a pool return: results to come."""
+    """Pending results, which the `_async` methods of a pool return."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class AsyncResult:
                 callback(collect([]))
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait until all calls have ended; return the results, or raise what the first that failed has raised.
+        """Wait until all calls have ended; return the results, or raise the exception of the first failed call.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits without a limit.
         Raises:
             multiprocessing.TimeoutError: the timeout passed.
         """
@@ -71,10 +71,10 @@ class AsyncResult:
         return self._collect([future.result() for future in self._futures])
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the results are there, or the timeout has passed."""
+        """Wait until the results are ready, or the timeout has passed."""
         try:
             self.get(timeout)
-        except Exception:  # whatever it is, it is for `get`
+        except Exception:  # `get` raises it again
             return
 
     def ready(self) -> bool:
@@ -98,7 +98,7 @@ class AsyncResult:
                 return
         try:
             value = self.get(0)
-        except BaseException as exc:  # what the call raised
+        except BaseException as exc:  # the exception of the call
             if self._error_callback is not None:
                 self._error_callback(exc)
         else:
@@ -107,7 +107,7 @@ class AsyncResult:
 
 
 class ImapIterator:
-    """What `imap` and `imap_unordered` return. It submits some tasks ahead of those whose results were taken."""
+    """The iterator of `imap` and `imap_unordered`. It submits some tasks before their results are requested."""
 
     def __init__(
         self, start: Callable[[Any], TaskFuture], chunks: Iterator[Any], in_order: bool, in_chunks: bool
@@ -131,10 +131,10 @@ class ImapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Return the next result, or raise what its call raised.
+        """Return the next result, or raise the exception of its call.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits without a limit.
         Raises:
             StopIteration: there are no more.
             multiprocessing.TimeoutError: the timeout passed.
@@ -146,7 +146,7 @@ class ImapIterator:
         return self._values.popleft()
 
     def fill(self, most: float) -> None:
-        """Submit tasks until `most` are waited for."""
+        """Submit tasks until `most` results are pending."""
         with self._lock:
             while len(self._pending) + len(self._out) + len(self._done) < most:
                 try:
@@ -170,7 +170,7 @@ class ImapIterator:
             except concurrent.futures.TimeoutError:
                 raise multiprocessing.TimeoutError from None
             except concurrent.futures.CancelledError:
-                pass  # for `result`
+                pass  # `result` raises it
             return self._pending.popleft()
         with self._lock:
             if not self._out and not self._done:
@@ -192,9 +192,9 @@ class Pool:
     Args:
         processes: how many tasks may run at once; default: as many as the cluster has CPUs.
         initializer: called in each worker before its first task of this pool. If it raises, every call raises
-            `BrokenExecutor`; the standard library starts processes for ever.
-        initargs: its arguments.
-        maxtasksperchild: must be None: the workers are not the pool's to end.
+            `BrokenExecutor`; the standard library restarts processes endlessly.
+        initargs: arguments of the initializer.
+        maxtasksperchild: must be None, because the pool cannot end the session's workers.
     Raises:
         TypeError, ValueError: an argument is wrong.
     Source:
@@ -211,7 +211,7 @@ class Pool:
         if maxtasksperchild is not None:
             raise ValueError(
                 f"maxtasksperchild={maxtasksperchild!r} is not supported: a pool's tasks run in the workers of the "
-                "session, which others use too; for processes that end, make actors"
+                "session, which other code uses too; for processes that end, use actors"
             )
         if processes is not None and (not isinstance(processes, int) or processes < 1):
             raise ValueError(f"processes is {processes!r}; it must be a whole number from 1 on")
@@ -231,10 +231,10 @@ class Pool:
         return f"<fastrt.util.Pool {self._state}, processes={self._processes}>"
 
     def __reduce__(self) -> Any:
-        raise NotImplementedError("a pool cannot be sent to another process; make one there")
+        raise NotImplementedError("a pool cannot be sent to another process; create one there")
 
     def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None) -> Any:
-        """Call `func(*args, **kwds)` in a worker and return what it returns."""
+        """Call `func(*args, **kwds)` in a worker and return its result."""
         return self.apply_async(func, args, kwds).get()
 
     def apply_async(
@@ -245,7 +245,7 @@ class Pool:
         callback: Callback | None = None,
         error_callback: Callback | None = None,
     ) -> AsyncResult:
-        """As `apply`, without waiting.
+        """Call `func` in a worker, like `apply`, without waiting.
 
         Args:
             func, args, kwds: the call.
@@ -257,12 +257,12 @@ class Pool:
         return AsyncResult([future], lambda values: values[0], callback, error_callback)
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
-        """Call `func` with each item; a list of the results.
+        """Call `func` with each item; return a list of the results.
 
         Args:
             func: anything that can be called and pickled.
             iterable: the items.
-            chunksize: how many calls make one task; default: such that there are 4 tasks for each worker.
+            chunksize: number of calls in one task; by default there are 4 tasks for each worker.
         """
         return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
 
@@ -274,13 +274,13 @@ class Pool:
         callback: Callback | None = None,
         error_callback: Callback | None = None,
     ) -> AsyncResult:
-        """As `map`, without waiting; callbacks as for `apply_async`."""
+        """Call `func` with each item, like `map`, without waiting; callbacks as for `apply_async`."""
         return self._map(functools.partial(run_each, func), list(iterable), chunksize, callback, error_callback)
 
     def starmap(
         self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
     ) -> list[Any]:
-        """As `map`, with each item the arguments of a call."""
+        """Call `func`, like `map`; each item holds the arguments of a call."""
         return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
 
     def starmap_async(
@@ -291,25 +291,25 @@ class Pool:
         callback: Callback | None = None,
         error_callback: Callback | None = None,
     ) -> AsyncResult:
-        """As `starmap`, without waiting; callbacks as for `apply_async`."""
+        """Call `func`, like `starmap`, without waiting; callbacks as for `apply_async`."""
         rows = [tuple(item) for item in iterable]
         return self._map(functools.partial(run_chunk, func), rows, chunksize, callback, error_callback)
 
     def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> ImapIterator:
-        """As `map`, as an iterator that reads `iterable` some way ahead of its results."""
+        """Iterate over the results of `map`; `iterable` is read some way ahead of the results."""
         return self._imap(func, iterable, chunksize, True)
 
     def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> ImapIterator:
-        """As `imap`, with the results in the order in which they come."""
+        """Iterate over the results, like `imap`, in the order in which they become ready."""
         return self._imap(func, iterable, chunksize, False)
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Stop accepting calls."""
         if self._state == "running":
             self._state = "closed"
 
     def terminate(self) -> None:
-        """Take no more calls, cancel those there are, and end the workers that run them (others take their place)."""
+        """Stop accepting calls, cancel all unfinished ones, and end the workers that run them (others replace them)."""
         self._state = "terminated"
         self._executor.kill()
 
@@ -317,7 +317,7 @@ class Pool:
         """Wait until all calls have ended.
 
         Raises:
-            ValueError: the pool still takes calls: `close` or `terminate` it first.
+            ValueError: the pool still accepts calls: `close` or `terminate` it first.
         """
         if self._state == "running":
             raise ValueError("Pool is still running; close or terminate it first")

@@ -31,8 +31,8 @@ Empty, Full = queue.Empty, queue.Full
 INLINE_BYTES_MAX = 64 << 10  # larger values are put into the store, and read there in place
 _SEGMENT_BYTES = 256 << 10  # of the first memory of a queue; each further one has twice as much
 _SEGMENT_BYTES_MAX = 64 << 20
-_KIND_MEMORY = 33  # of the objects that a queue is made of: nobody reads them as values
-_KIND_REF = 34  # of values that are in the store: their name is in the queue
+_KIND_MEMORY = 33  # of the objects that hold a queue's memory, which are never read as values
+_KIND_REF = 34  # of values in the store; the queue holds their names
 _NAME = struct.Struct("<QI")
 _LOOK_S = 0.25
 _MAXSIZE_MAX = 1 << 62
@@ -43,7 +43,7 @@ class _Keeper:
 
     def __init__(self) -> None:
         self._kept: dict[int, ObjectRef] = {}
-        self._dropped: set[int] = set()  # before they came: calls of two processes have no order
+        self._dropped: set[int] = set()  # dropped before they were kept: calls of two processes have no order
 
     def keep(self, refs: list[ObjectRef]) -> None:
         for ref in refs:
@@ -58,17 +58,17 @@ class _Keeper:
 
 
 class Queue:
-    """A queue between processes. It can be passed to tasks and actors, and lives as long as any process has it.
+    """A queue between processes. It can be passed to tasks and actors, and lives as long as any process holds it.
 
-    What a process has put stays when it dies; what it has got goes with it. Inside a task, waiting gives the
-    worker's place to others.
+    Values that a process has put stay in the queue when it dies; values that it has got are lost with it. Inside a
+    task, another worker may run during a wait.
 
     Args:
-        maxsize: values at once; 0: any number, as far as the store has room.
+        maxsize: greatest number of values; 0: as many as the store has room for.
         actor_options: settings of the actor that holds large values: `name`, `lifetime`, as for a remote class.
     Raises:
         TypeError, ValueError: an argument is wrong.
-        ObjectStoreFullError: there is no room for its memory.
+        ObjectStoreFullError: the store has no room for the queue's memory.
     Source:
         The semantics of `ray.util.queue.Queue`.
     """
@@ -102,9 +102,9 @@ class Queue:
         Args:
             item: anything that can be pickled.
             block: whether to wait while the queue is full.
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits without a limit.
         Raises:
-            Full: it is full, or was all the time.
+            Full: the queue is full, or stayed full until the timeout.
             ValueError: the timeout is negative.
             ActorDiedError: the queue was shut down.
             SerializationError: the value cannot be pickled.
@@ -124,9 +124,9 @@ class Queue:
 
         Args:
             block: whether to wait while the queue is empty.
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits without a limit.
         Raises:
-            Empty: it is empty, or was all the time.
+            Empty: the queue is empty, or stayed empty until the timeout.
             ValueError: the timeout is negative.
             ActorDiedError: the queue was shut down.
             ObjectLostError: the value was large, and the actor that held it has died.
@@ -152,27 +152,27 @@ class Queue:
                 bound[1].wait_item(min(left, _LOOK_S))
 
     def put_nowait(self, item: Any) -> None:
-        """`put(item, block=False)`."""
+        """Put a value without waiting: `put(item, block=False)`."""
         self.put(item, False)
 
     def get_nowait(self) -> Any:
-        """`get(block=False)`."""
+        """Take a value without waiting: `get(block=False)`."""
         return self.get(False)
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """`put`, while the event loop goes on."""
+        """Put a value, like `put`, without blocking the event loop."""
         await self._in_loop(lambda: self.put(item, False), Full, lambda fifo: fifo.wait_room, block, timeout)
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """`get`, while the event loop goes on."""
+        """Take a value, like `get`, without blocking the event loop."""
         return await self._in_loop(lambda: self.get(False), Empty, lambda fifo: fifo.wait_item, block, timeout)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Put several values.
 
         Raises:
-            Full: not all of them have room; none was put. Where others put at the same time, some may have been.
-            TypeError: they cannot be iterated over.
+            Full: there is not enough room for all; none was put. If others put at the same time, some may have been.
+            TypeError: `items` cannot be iterated over.
         """
         listed = list(items)
         room = (self._bound or self._bind())[1].room()
@@ -185,9 +185,9 @@ class Queue:
         """Take several values.
 
         Args:
-            num_items: how many; where others get at the same time it may return fewer.
+            num_items: how many; if others get at the same time, it may return fewer.
         Raises:
-            Empty: there are fewer; none was taken.
+            Empty: the queue holds fewer; none was taken.
             TypeError, ValueError: num_items is wrong.
         """
         if isinstance(num_items, bool) or not isinstance(num_items, int):
@@ -206,27 +206,27 @@ class Queue:
         return items
 
     def qsize(self) -> int:
-        """How many values there are."""
+        """The number of values in the queue."""
         return self.size()
 
     def size(self) -> int:
-        """How many values there are."""
+        """The number of values in the queue."""
         return (self._bound or self._bind())[1].size()[0]
 
     def empty(self) -> bool:
-        """Whether there is no value."""
+        """Whether the queue holds no value."""
         return self.size() == 0
 
     def full(self) -> bool:
-        """Whether there are `maxsize` values."""
+        """Whether the queue holds `maxsize` values."""
         return 0 < self.maxsize <= self.size()
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5.0) -> None:
-        """End the queue: everybody who uses it gets ActorDiedError.
+        """End the queue: later calls of all its users raise ActorDiedError.
 
         Args:
-            force: at once; else the values in it may be got until `grace_period_s` seconds have passed.
-            grace_period_s: how long to wait for that.
+            force: end it at once; otherwise wait until it is empty, but at most `grace_period_s` seconds.
+            grace_period_s: the longest wait.
         """
         bound = self._bound or self._bind()
         until = time.monotonic() + (0.0 if force else grace_period_s)
@@ -236,13 +236,13 @@ class Queue:
         kill(self._keeper)
 
     def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
+        """Drop the reference to a session that has ended, so that its segment can be unmapped."""
         self._bound = None
 
     # ---- putting ----
 
     def _put_otherwise(self, item: Any, block: bool, timeout: float | None) -> None:
-        """Put what is no scalar, or has no room yet."""
+        """Put a value that is not a scalar, or for which there was no room yet."""
         deadline = _deadline(timeout)
         parts = serialize(item)
         by_name: ObjectRef | None = None
@@ -295,12 +295,12 @@ class Queue:
     def _keep(self, store: Store, ref: ObjectRef) -> None:
         done = self._keeper.keep.remote([ref])
         if handles.is_ready(store.client, done):
-            store.get(done)  # most likely the actor is dead, and this says why
+            store.get(done)  # most likely the actor is dead, and this raises the reason
 
     # ---- getting ----
 
     def _take(self) -> tuple[tuple[Store, Fifo], tuple[int, Any] | None]:
-        """The kind and the bytes of the value at the front; None when there is none."""
+        """Take the kind and the bytes of the value at the front; None if there is none."""
         while True:
             bound = self._current()
             found = bound[1].get()
@@ -344,7 +344,7 @@ class Queue:
         return bound
 
     def _attach(self, bound: tuple[Store, Fifo], tail: bool) -> None:
-        """Use the memory that is filled, or drained, now."""
+        """Attach to the segment that is now filled (tail) or drained."""
         store, own = bound
         while True:
             objref, index = own.place(tail)
@@ -358,7 +358,7 @@ class Queue:
             return
 
     def _over(self) -> FastrtError:
-        return ActorDiedError(f"{self!r} was shut down, or the actor that holds its memory has died; make another")
+        return ActorDiedError(f"{self!r} was shut down, or the actor that holds its memory has died; create another")
 
     async def _in_loop(
         self,
@@ -378,7 +378,7 @@ class Queue:
                 left = deadline - time.monotonic()
                 if not block or left <= 0:
                     raise
-            # A thread that only waits: one whose coroutine is cancelled meanwhile has taken nothing.
+            # The thread only waits: if its coroutine is cancelled meanwhile, it has taken no value.
             await asyncio.get_running_loop().run_in_executor(None, wait(self._current()[1]), min(left, _LOOK_S))
 
 

@@ -1,4 +1,4 @@
-"""What `scheduling_strategy=` takes, under the names that Ray gives it."""
+"""Values of `scheduling_strategy=`, under their names in Ray."""
 
 from fastrt.tasks.placement_group import PlacementGroupSchedulingStrategy
 from fastrt.tasks.resources import NodeAffinity as NodeAffinitySchedulingStrategy

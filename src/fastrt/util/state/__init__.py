@@ -1,4 +1,4 @@
-"""What there is in a session, where Ray has it: `from fastrt.util.state import list_actors`; arguments are fastrt's."""
+"""Lists of a session's tasks, actors, objects and workers, under Ray's path but with fastrt's arguments."""
 
 from fastrt.runtime.state_api import list_actors, list_objects, list_tasks, list_workers
 
