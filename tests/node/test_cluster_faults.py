@@ -95,7 +95,7 @@ def test_nodes_that_are_stopped_while_they_work_have_nothing_to_say(pair, first)
 
 
 @pytest.mark.long
-def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir):
+def test_a_busy_node_forwards_what_would_wait_and_keeps_the_rest(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
     start("--address", head.head, "--num-workers", "1", "--name", "two")
 
@@ -111,11 +111,11 @@ def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir
         assert len(set(places)) == 2
         assert places.count(rt.session) >= 5
         one = [fastrt.get(where.remote(), timeout=30) for _ in range(3)]
-        assert set(one) == {rt.session}  # nothing waits: nothing is lent
+        assert set(one) == {rt.session}  # no task waits, so none is forwarded
 
 
 def test_cancelled_tasks_end_wherever_two_busy_nodes_have_lent_them(start, runtime_dir, tmp_path, wait_until):
-    """Both have more tasks than they can run at once, small ones first: that is when they lend most."""
+    """Both have more tasks than they can run at once, small ones first: then they forward most."""
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
     start("--address", head.head, "--num-workers", "1", "--name", "two")
 

@@ -44,7 +44,7 @@ class Side:
         return submission.submit(self.client, submission.TaskOptions(self.function), args)
 
     def forward(self, *args):
-        """Submit a task and lend it; its result."""
+        """Submit a task and forward it; return its result."""
         ref = self.submit(*args)
         self.exchange.forward(core.next_task(self.client, 0.0, 0.0))
         return ref
@@ -385,7 +385,7 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
 
 
 def forward_stream(side, limit=0):
-    """Lend a generator's task: its stream and its end."""
+    """Forward a generator's task; return its stream and its end."""
     stream = generators.create(side.client, limit)
     end = submission.submit(side.client, submission.TaskOptions(side.function), (1,), stream)
     side.exchange.forward(core.next_task(side.client, 0.0, 0.0))

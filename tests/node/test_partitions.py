@@ -103,7 +103,7 @@ def resumed(path, first):
         try:
             assert fastrt.get([once.remote(path, k, 0) for k in numbers], timeout=RESUMED_S) == [k * k for k in numbers]
             return time.monotonic() - began
-        except fastrt.WorkerCrashedError:  # lent over a stream that had not noticed yet that it was cut
+        except fastrt.WorkerCrashedError:  # forwarded over a stream before the cut was noticed
             first += 4
             assert time.monotonic() - began < RESUMED_S
 

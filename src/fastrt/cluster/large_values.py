@@ -151,7 +151,7 @@ class Values:
 
     Args:
         native: this node's native stream.
-        landed: called on the loop's thread with the number of each value that has come, and None; or with an error.
+        landed: called on the loop's thread with the number of each value that has arrived, and None or an error.
     """
 
     def __init__(self, native: Native, landed: Callable[[int, BaseException | None], None]) -> None:

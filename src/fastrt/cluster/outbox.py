@@ -84,9 +84,7 @@ class Outgoing:
             piece = next(pieces, None)
             if piece is None:
                 then()
-                if (
-                    self._small and room > 0
-                ):  # end this frame: the next one brings what `then` added, after the last piece
+                if self._small and room > 0:  # end this frame: what `then` added follows the last piece in the next one
                     break
                 continue
             frame.value.append(piece)

@@ -430,7 +430,7 @@ class Exchange:
 
     def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
         """Record which results name objects of the peer whose values are missing here."""
-        missing = [(k, one) for k, one in enumerate(map(self.references.standing, contains)) if one is not None]
+        missing = [(k, one) for k, one in enumerate(map(self.references.find_waiting, contains)) if one is not None]
         if not missing:
             return
         if message.objref:
@@ -518,7 +518,7 @@ class Exchange:
                     self._reject(message, exc)
 
     def _reject(self, message: Any, error: ObjectStoreFullError) -> None:
-        """Answer a message for which there is no room in the store.
+        """Answer a message that the store has no room for.
 
         Raises:
             ObjectStoreFullError: the message is neither a task nor a call.

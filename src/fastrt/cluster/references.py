@@ -65,13 +65,13 @@ class References:
         self._make = make
         self._exports: dict[int, _Export] = {}
         self._imports: dict[int, StandIn] = {}
-        self._standing: dict[int, int] = {}  # stand-in's objref -> the peer's
+        self._peer_objrefs: dict[int, int] = {}  # stand-in's objref -> the objref on the peer
         self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
         self.on_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
 
     def name(self, ref: ObjectRef) -> Any:
         """Return the message that names an object of this node to the peer."""
-        theirs = self._standing.get(ref.objref)
+        theirs = self._peer_objrefs.get(ref.objref)
         if theirs is not None:
             return self._make(objref=theirs, yours=True)
         export = self._exports.get(ref.objref)
@@ -83,7 +83,7 @@ class References:
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def resolve(self, message: Any) -> ObjectRef:
-        """Return the object that the peer has named: one of this node, or a stand-in for one of that node.
+        """Return the object that the peer has named: an object of this node, or the stand-in for one of the peer.
 
         Raises:
             PeerError: it names an object of this node that the peer does not hold.
@@ -102,7 +102,7 @@ class References:
             else:
                 task, ref = core.promise(self._store.client)
             found = self._imports[message.objref] = StandIn(ref, task)
-            self._standing[ref.objref] = message.objref
+            self._peer_objrefs[ref.objref] = message.objref
             if message.stream:
                 self.on_stream(message.objref, ref)
         found.named += 1
@@ -131,12 +131,12 @@ class References:
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
 
-    def standing(self, ref: ObjectRef) -> StandIn | None:
+    def find_waiting(self, ref: ObjectRef) -> StandIn | None:
         """Return the record of a stand-in that waits for its value; None for any other object."""
-        return self.waiting(self._standing.get(ref.objref, -1))
+        return self.waiting(self._peer_objrefs.get(ref.objref, -1))
 
     def released(self, objref: int, named: int) -> None:
-        """Handle the peer's release of an object of this node, which it has received the name of `named` times."""
+        """Handle the peer's release of an object of this node; the peer had received its name `named` times."""
         export = self._exports.get(objref)
         if export is None:
             return
@@ -154,7 +154,7 @@ class References:
 
     def has(self, objref: int) -> bool:
         """Return whether the peer has an object of this node: it was sent to the peer, or came from it."""
-        return objref in self._exports or objref in self._standing
+        return objref in self._exports or objref in self._peer_objrefs
 
     def exported_ref(self, objref: int) -> ObjectRef | None:
         """Return an object of this node that the peer holds; None when it does not."""
@@ -166,7 +166,7 @@ class References:
         found = self._imports.get(message.objref)
         if found is None:
             self._imports[message.objref] = StandIn(ref, None, named=1)
-            self._standing[ref.objref] = message.objref
+            self._peer_objrefs[ref.objref] = message.objref
         else:
             found.named += 1  # holders of the earlier stand-in continue to use it
 
@@ -184,7 +184,7 @@ class References:
             about = handles.describe(self._store.client, one.ref)
             held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
             if not held and not is_used(one.ref.objref):
-                del self._imports[objref], self._standing[one.ref.objref]
+                del self._imports[objref], self._peer_objrefs[one.ref.objref]
                 self.on_held(one.ref.objref, 0)
                 yield objref, one
 
@@ -209,4 +209,4 @@ class References:
         """Release all objects: the stream has ended, but callbacks may keep this table alive for a while."""
         self._exports.clear()
         self._imports.clear()
-        self._standing.clear()
+        self._peer_objrefs.clear()
