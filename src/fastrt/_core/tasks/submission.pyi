@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import disjoint_base
+
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects.handles import Ref
 
@@ -9,6 +11,7 @@ PRIORITY_MAX: int
 
 class CallOfDead(Exception): ...
 
+@disjoint_base
 class TaskOptions:
     target: Ref
     returns: int
@@ -39,6 +42,7 @@ class CallOptions(TaskOptions):
         note: Callable[[Any], object] | None = None,
     ) -> None: ...
 
+@disjoint_base
 class PackedArgs:
     kind: int
     data: bytes
