@@ -392,5 +392,5 @@ def test_hostile_head_cannot_end_an_uplink(
             assert node.child("fastrt.cluster.uplink") == uplink
         finally:
             _, said = node.stop()
-    assert "report that is left out" in said
+    assert "an invalid report from the head is ignored" in said
     assert "Traceback" not in said

@@ -91,7 +91,7 @@ def test_restarted_on_its_directory_it_has_its_keys(live: Any, tmp_path: Path) -
         ([], "--num-tasks is needed"),
         (["--num-tasks", "0"], "--num-tasks"),
         (["--num-tasks", "1", "--address", "0.0.0.0:0"], "--allow-anonymous"),
-        (["--num-tasks", "1", "--ephemeral", "--state-dir", "x"], "choose one"),
+        (["--num-tasks", "1", "--ephemeral", "--state-dir", "x"], "Give either --ephemeral"),
         (["--num-tasks", "1", "--tls-cert", __file__], "go together"),
         (["--num-tasks", "1", "--address", "127.0.0.1:0", "--state-dir", "/dev/null/x"], "Cannot use the state dir"),
         (["status", "--address", "127.0.0.1:1"], "Is it running"),

@@ -115,7 +115,7 @@ def test_picture_needs_matplotlib_and_says_so(found: Profile, tmp_path: Path, mo
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(FastrtError, match=r"pip install 'fastrt\[plot\]'"):
         charts.write(found, tmp_path / "plot.png")
-    with pytest.raises(FastrtError, match=r"ends with \.html or \.png"):
+    with pytest.raises(FastrtError, match=r"must end with \.html or \.png"):
         charts.write(found, tmp_path / "plot.pdf")
 
 

@@ -71,8 +71,9 @@ def read_setting():
     return setting
 
 
-@fastrt.remote
+@fastrt.remote(num_cpus=0.5)
 def add_here(x):
+    threading.Event().wait(0.01)  # long enough that several of them need several workers
     return os.getpid(), add(x)
 
 
@@ -85,7 +86,7 @@ def test_executor_initializer_sets_globals_that_the_mapped_functions_see(rt, wai
         prepared = executor.submit(os.getpid).result()
         found = {}
         wait_until(
-            lambda: prepared in found or found.update([fastrt.get(add_here.options(num_cpus=0.5).remote(1))]),
+            lambda: prepared in found or found.update(fastrt.get([add_here.remote(1) for _ in range(4)])),
             "a task in a worker that the executor has prepared",
         )
         assert found[prepared] == 11
