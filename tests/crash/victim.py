@@ -225,9 +225,16 @@ class Victim:
         work.run_all(c, f)
         handles.wait_all(c, [first, second], 0.0, 0.0)
         tasks.next_task(c, 0.0005, 0.0002)  # spins, then sleeps
+        tasks.load(c, True)  # a push that finds no idle worker reports the load
+        pushed = [work.submit(c, f, INT, 7010 + k)[0] for k in range(6)]
+        tasks.stand_by(c, True)
+        pushed.append(work.submit(c, f, INT, 7020)[0])
+        tasks.stand_by(c, False)
+        work.run_all(c, f)
+        handles.wait_all(c, pushed, 0.0, 0.0)
         for slot in self.known["sleepers"]:
             c.wake(slot)
-        self.kept += [first, second]
+        self.kept += [first, second, *pushed]
 
     def act(self) -> None:
         c = self.client

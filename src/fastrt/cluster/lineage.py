@@ -95,8 +95,7 @@ class Lineage:
         policy = submission.policy_of(self._client, task)
         left = retries_left(info)
         flags = info["flags"] & core.RETRY_ERRORS
-        again = left if left == RETRIES_FOREVER else left - 1
-
+        again = left if left == RETRIES_FOREVER else max(left - 1, 0)  # with none left, `_run_again` refuses
         options = submission.TaskOptions(
             function, info["returns"], again, flags, demand=demand, policy=policy, priority=info["priority"]
         )
