@@ -1,4 +1,4 @@
-"""What the daemon does with messages that it cannot carry out: it says why, and goes on."""
+"""The daemon rejects a malformed message with the reason, and continues to serve."""
 
 import json
 import socket

@@ -132,7 +132,7 @@ def test_every_move_of_an_object_happens():
     play.do(ev.ObjStoreLost(play.stores[1]))
     play.do(ev.ObjReady(0, target, play.stores[0]))
     unmade, dropped = play.push(), play.push()
-    play.do(ev.WorkerLost(play.worker))  # nobody makes the rest
+    play.do(ev.WorkerLost(play.worker))  # no worker is left to make the other objects
     play.do(ev.DecrementRefs(0, [dropped, alias, target]))
     play.do(ev.AliasObjRefs(0, unmade, twice))
     assert play.moves(OBJECT) == every_move(OBJECT)

@@ -14,7 +14,7 @@ from typing import Any
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import actors, admission
 from fastrt.node.admission import free_of
-from fastrt.node.keys import ActorKey, TaskKey
+from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
 from fastrt.store.messages import ClusterNodes, Forward, HeldObject, Holds, Message, NodeRow, Resources
 
@@ -73,7 +73,7 @@ class Orders:
 
     def _claim(self, key: TaskKey | ActorKey) -> bool:
         take = admission.claim if isinstance(key, TaskKey) else actors.carry
-        return bool(take(self._client, *key.pair))
+        return bool(take(self._client, *pair_of(key)))
 
     def hold(self, node: str, objref: int, nbytes: int) -> None:
         """Report to the daemon that a node also has the value of a large object; 0 bytes: it no longer has it."""

@@ -116,8 +116,7 @@ class Uplink:
             self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}, self._ended
         )
         self._report.address = reachable(address, self._settings["head"])
-        if self._native is not None:
-            self._report.native = reachable(self._native.address, self._settings["head"])
+        self._report.native = reachable(self._native.address, self._settings["head"])
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
@@ -139,8 +138,7 @@ class Uplink:
             self._ended.set()
             await server.stop(_END_S)
             self._waiter.close()
-            if self._native is not None:
-                self._native.close()
+            self._native.close()
 
     # ---- the head ----
 

@@ -11,9 +11,9 @@ from typing import Any
 
 
 class Handle:
-    """An operation that runs in the background. `wait` for it, ask `done`, or `await` it.
+    """An operation that runs in the background. `wait` for it, poll `done`, or `await` it.
 
-    The operation's exceptions are raised there. Arrays that were passed to it must not be used until it is done.
+    Waiting raises the operation's error. Do not use its arrays before it is done.
     """
 
     timeout_error: type[TimeoutError] = TimeoutError
@@ -22,12 +22,12 @@ class Handle:
         self._future = future
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the operation's result, which is that of the blocking call.
+        """Wait for the operation and return the result of the blocking call.
 
         Args:
-            timeout: seconds; by default as long as the operation itself may take.
+            timeout: seconds; None: the operation's own timeout ends the wait.
         Raises:
-            TimeoutError: it is not done in that time, and continues; the class is `timeout_error`.
+            TimeoutError: the operation is not done in that time; it continues. The class is `timeout_error`.
         """
         try:
             return self._future.result(timeout)
@@ -37,7 +37,7 @@ class Handle:
             raise self.timeout_error(f"the operation is not done after {timeout} s; it continues") from None
 
     def done(self) -> bool:
-        """Whether it has ended, with a result or an exception."""
+        """Whether the operation has ended, with or without an error."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -48,7 +48,7 @@ class Line:
     """Runs functions one after the other in one thread, which starts with the first.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
         handle: the class of the handles that `submit` returns.
         waiting: called with the number of functions that are queued or running, each time that changes.
 
@@ -73,7 +73,7 @@ class Line:
             return self._handle(self._pool.submit(self._run, function, args))
 
     def close(self, wait: bool = False) -> None:
-        """Take no more; queued functions still run, and `wait` waits for them."""
+        """Accept no more calls. Queued functions still run; `wait=True` waits for them."""
         if self._pool is not None:
             self._pool.shutdown(wait)
 

@@ -30,22 +30,22 @@ def spawn(
     env: dict[str, str] | None = None,
     new_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a Python process that runs a module of this very package, wherever the package was imported from.
+    """Start a Python process that runs a module of this installation of fastrt.
 
     Args:
-        module: its `main` is imported.
-        call: the expression to evaluate, such as "main()"; `sys` is at hand.
+        module: the module; the process imports its `main`.
+        call: the expression that the process evaluates, such as "main()"; it can use `sys`.
         *arguments: for `sys.argv`.
         name: shown by `ps` and `top` as `fastrt-NAME`, of at most 15 characters.
         pass_fds: descriptors that the process inherits beside the standard ones.
-        stdin: None: nothing to read.
-        stdout, stderr: None: this process's own.
-        env: variables; None: this process's own.
+        stdin: as for `subprocess.Popen`; None: /dev/null.
+        stdout, stderr: as for `subprocess.Popen`; None: those of this process.
+        env: variables; None: those of this process.
         new_session: whether Ctrl-C at the terminal reaches only this process, which then ends its children in order.
     """
     import subprocess
 
-    # Modules and what they hold stay to the end: no collection scans them, neither while they load nor later.
+    # Imported modules stay until the process ends: the garbage collector skips them while they load and later.
     code = (
         f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); "
         f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}"
@@ -66,9 +66,9 @@ def wait_any(children: Iterable[subprocess.Popen[bytes]], wake: int | None = Non
 
     Args:
         children: not reaped yet.
-        wake: the descriptor.
+        wake: the descriptor; None: there is none.
     Returns:
-        The children that have ended, which are to be reaped.
+        The children that have ended; the caller reaps them.
     """
     poll = select.poll()  # `select` takes no descriptor above 1023
     watched = {os.pidfd_open(child.pid): child for child in children}
@@ -86,7 +86,7 @@ def reap(child: subprocess.Popen[bytes], patience_s: float | None = None) -> boo
 
     Args:
         child: it has ended, or is about to.
-        patience_s: then it is killed; None: as long as it takes.
+        patience_s: seconds to wait before the child is killed; None: wait without a limit.
     Returns:
         Whether it ended in time.
     """
@@ -109,19 +109,19 @@ class RestartLimit:
     """Limits how often a process that dies is started again.
 
     Args:
-        most: deaths that are tolerated...
-        within_s: ...in so many seconds.
+        most: the number of deaths within `within_s` seconds after which a restart is still allowed.
+        within_s: seconds.
     """
 
     def __init__(self, most: int, within_s: float) -> None:
-        self.most, self.within_s = most, within_s
+        self._most, self._within_s = most, within_s
         self._deaths: list[float] = []
 
     def allows_another(self) -> bool:
-        """Note a death now; whether the process may be started again."""
+        """Record a death now; return whether the process may be started again."""
         now = time.monotonic()
-        self._deaths = [at for at in self._deaths if now - at < self.within_s] + [now]
-        return len(self._deaths) <= self.most
+        self._deaths = [at for at in self._deaths if now - at < self._within_s] + [now]
+        return len(self._deaths) <= self._most
 
     def clear(self) -> None:
         """Forget all deaths."""

@@ -21,7 +21,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
 from fastrt.node.groups import Groups
-from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey
+from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey, pair_of
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
 from fastrt.store.client import Store
 from fastrt.store.join import Link
@@ -252,7 +252,7 @@ class Admission:
         for task, (state, client) in zip(tasks, self._task_states(tasks), strict=True):
             placing.moved(task, self._place_of(state, client), now)
         others = [key for key in placed if not isinstance(key, TaskKey)]
-        states = actors.states(self._client, [key.pair for key in others])
+        states = actors.states(self._client, [pair_of(key) for key in others])
         for key, state in zip(others, states, strict=True):
             placing.moved(key, _PLACES[state], now)
         if self._ended:
@@ -314,7 +314,7 @@ class Admission:
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
             if ready:
                 del self._promised[task]
-                claimed = admission.claim(self._client, *task.pair)
+                claimed = admission.claim(self._client, *pair_of(task))
                 if claimed and not core.finish_scalar(self._client, task.record, True):
                     raise AssertionError("a task that waits for a placement group has one result")
             elif ready is None and (why is not None or now - since > _KNOWN_S):
@@ -337,7 +337,7 @@ class Admission:
 
     def _task_states(self, tasks: list[TaskKey]) -> list[tuple[int, int]]:
         """The state of each task, and the client that has claimed it."""
-        found: list[tuple[int, int]] = admission.states(self._client, [task.pair for task in tasks])
+        found: list[tuple[int, int]] = admission.states(self._client, [pair_of(task) for task in tasks])
         return found
 
     def on_actor_ended(self, actor: int) -> None:
@@ -394,7 +394,7 @@ class Admission:
         return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
     def _place_of_actor(self, key: ActorKey | BundleKey) -> int:
-        return _PLACES[actors.states(self._client, [key.pair])[0]]
+        return _PLACES[actors.states(self._client, [pair_of(key)])[0]]
 
     def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
         """The demand of an actor; by default it needs only a node that has workers."""
@@ -412,7 +412,7 @@ class Admission:
 
     def _demand(self, task: TaskKey) -> Demand | None:
         """The demand of a task; None when the task has ended meanwhile."""
-        ref = admission.demand_of(self._client, *task.pair)
+        ref = admission.demand_of(self._client, *pair_of(task))
         if ref is None:
             return None
         found = self._known.get(ref.objref)
@@ -476,7 +476,7 @@ class Admission:
             tasks: list[ForwardedRecord] = []
             others: list[ForwardedRecord] = []
             for order in forward[k : k + _TASKS_A_MESSAGE]:
-                record = ForwardedRecord(*order.key.pair, order.node)
+                record = ForwardedRecord(*pair_of(order.key), order.node)
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)
             link.post(Forward(tasks, others))
         state = self._state()

@@ -16,11 +16,6 @@ class TaskKey(NamedTuple):
     id: int
     tag: Literal["task"] = "task"
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Index and id, as the core takes them."""
-        return self.record, self.id
-
 
 class ActorKey(NamedTuple):
     """An actor: the index of its record, and its generation."""
@@ -28,11 +23,6 @@ class ActorKey(NamedTuple):
     record: int
     gen: int
     tag: Literal["actor"] = "actor"
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Index and generation, as the core takes them."""
-        return self.record, self.gen
 
 
 class BundleKey(NamedTuple):
@@ -42,10 +32,10 @@ class BundleKey(NamedTuple):
     gen: int
     tag: Literal["bundle"] = "bundle"
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Index and generation, as the core takes them."""
-        return self.record, self.gen
-
 
 Key = TaskKey | ActorKey | BundleKey
+
+
+def pair_of(key: Key) -> tuple[int, int]:
+    """Return the index of a key's record and its id or generation, as the core takes them."""
+    return key[:2]

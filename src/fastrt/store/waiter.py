@@ -1,9 +1,9 @@
-"""One thread of this process that waits in the arena for everything that no thread of the program waits for itself.
+"""A background thread that waits in the arena for many references and other news, so that the program need not.
 
 `Waiter` calls back in its thread when references become ready: futures, batches and asyncio use it. `LoopWaiter` serves
 an event loop, which nothing in the arena can wake: callbacks run on the loop, and other sources of work (mailboxes, the
-items of generators, the task queue) share the thread. The thread sleeps until one of them has news, uses no processor
-meanwhile, and ends after a few idle seconds.
+items of generators, the task queue) share the thread. The thread sleeps until one of them has news, and ends after
+a few idle seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Do what there is to do."""
 
     def arm(self) -> float:
-        """Have the next news wake this client.
+        """Make the next news of this source wake this client.
 
         Returns:
             Seconds after which to look without news; 0 when there is news already.
@@ -46,7 +46,9 @@ class Source(Protocol):
 
 
 class Waiter:
-    """The thread and what it waits for, in one session. Callbacks run in the thread, one by one, and must not block.
+    """The thread and the references that it watches, in one session.
+
+    Callbacks run in the thread, one by one, and must not block.
 
     Args:
         store: this process's attachment.
@@ -63,7 +65,7 @@ class Waiter:
         store.users.add(self)
 
     def add(self, ref: ObjectRef, then: Any) -> None:
-        """Have `then(ref, None)` called when `ref` is ready; with an error when the session ends before.
+        """Call `then(ref, None)` when `ref` is ready, or with an error if the session ends first.
 
         Raises:
             StaleReferenceError: `ref` belongs to a session that has ended.
@@ -135,7 +137,7 @@ class LoopWaiter(Waiter):
 
     Args:
         store: this process's attachment.
-        loop: runs callbacks and sources; an attribute, too.
+        loop: runs callbacks and sources; also an attribute.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
@@ -148,23 +150,23 @@ class LoopWaiter(Waiter):
         self._seen: int | None = None  # the wake word before the sources were armed
 
     def open(self, source: Source) -> None:
-        """Look after a source, from now on. On the loop's thread, as `drop`."""
+        """Add a source. Call this and `drop` on the loop's thread."""
         self._sources[source] = None
         self.stir()
 
     def drop(self, source: Source) -> None:
-        """Look after a source no more."""
+        """Remove a source."""
         self._sources.pop(source, None)
 
     def stir(self) -> None:
-        """Look at all sources soon: one of them has become able to do more."""
+        """Look at all sources soon: one of them can do more than before."""
         self._patience_s = 0.0
         self._watch.poke()
         if not self._running:
             self._start()
 
     def close(self) -> None:
-        """End the thread. Nothing is called back any more."""
+        """End the thread; no more callbacks run."""
         self._sources.clear()
         self.forget()
         self._give_turn()
