@@ -83,7 +83,7 @@ with fastrt.init(1, "64MiB"):
     assert "ended" in said(lambda: fastrt.get(old), fastrt.StaleReferenceError)
     assert "ended" in said(lambda: work.remote(refs[0]), fastrt.StaleReferenceError)
 assert "Ray cannot be used" in said(lambda: fastrt.init(engine="ray", address="127.0.0.1:1"), fastrt.ConfigError)
-assert "own affair" in said(lambda: fastrt.init(2, engine="ray", address=sys.argv[1]), fastrt.ConfigError)
+assert "its own settings" in said(lambda: fastrt.init(2, engine="ray", address=sys.argv[1]), fastrt.ConfigError)
 print("all said")
 """
     )
