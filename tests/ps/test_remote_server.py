@@ -99,6 +99,23 @@ def test_servers_lie_on_nodes_as_is_said_and_lose_nothing(runtime: Any, nodes: A
         assert sorted(node_of(server.pid, nodes) for server in servers(cluster).values()) == ["one", "two"]
 
 
+@pytest.mark.long
+def test_cluster_that_lost_a_server_which_does_not_answer_leaves_nothing(
+    runtime: Any, nodes: Any, wait_until: Any
+) -> None:
+    """The server's process is stopped, so it does not answer the end of its connections. The module's check looks."""
+    wait_until(lambda: len(fastrt.nodes()) == 2, "the other node to be known")
+    with ps.start(2, scheduling=["one", "two"]) as cluster:
+        cluster.table("w", (3000,), shard=3).push(np.ones(3000, F))
+        wait_until(lambda: cluster.state() == "READY", "the membership to know all servers", 30)
+        stopped = psutil.Process(servers(cluster)[1].pid)
+        keeper = stopped.ppid()
+        stopped.suspend()
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: cluster._head.failed, "the head to notice the loss")  # type: ignore[union-attr]
+    stopped.kill()
+
+
 def test_server_that_an_actor_keeps_is_killed_and_goes_on(rt: Any) -> None:
     """On this very node; and what cannot be a place for servers."""
     with ps.start(1, scheduling="default") as cluster:

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from fastrt.membership.door import Door
 from fastrt.membership.event_runner import EventRunner
 from fastrt.membership.events import MemberView, Phase, Role
 from fastrt.membership.framing import Frame, FramingError, Kind
-from fastrt.membership.links import FrameConnection
+from fastrt.membership.links import FrameConnection, end_connections
 from fastrt.membership.loop_thread import LoopThread
 from fastrt.membership.mailbox import Mailbox
 from fastrt.membership.messages import Messages
@@ -78,7 +77,6 @@ class ClusterMember(Messages):
         self._door: Door | None = None
         self._peers: dict[tuple[Role, int], Caller] = {}
         self._opening: dict[tuple[Role, int], asyncio.Lock] = {}
-        self._incoming: set[Incoming] = set()
 
     def __enter__(self) -> ClusterMember:
         self.start()
@@ -231,24 +229,15 @@ class ClusterMember(Messages):
     async def _leave(self) -> None:
         self._scheduler.close()
         self._loop.cancel_spawned()
-        for peer in self._peers.values():
-            peer.close()
         if self._door is not None:
             await self._door.close()
-        until = time.monotonic() + 1.0
-        while not self._is_cut_off() and time.monotonic() < until:
-            for incoming in list(self._incoming):
-                incoming.close("the member closes")
-            await asyncio.sleep(0.001)
-
-    def _is_cut_off(self) -> bool:
-        return self._scheduler.ended and not self._incoming and all(peer.ended for peer in self._peers.values())
+        await end_connections("the member closes")
 
     # On the event loop: requests of the scheduler and of other members
 
     def _accept(self, host: str) -> FrameConnection:
         limit = self.options.frame_bytes_max
-        return Incoming(self._on_request, self._incoming.add, self._incoming.discard, limit).protocol
+        return Incoming(self._on_request, limit).protocol
 
     def _on_request(self, incoming: Incoming, meta: Any, frame: Frame) -> None:
         command = meta.cmd

@@ -14,7 +14,10 @@ import asyncio
 import contextlib
 import ipaddress
 import itertools
+import logging
 import socket
+import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +28,18 @@ from fastrt.membership.wire import Comm, Command, Meta, parse, request_frame
 from fastrt.net.grpc.contract import Stream
 from fastrt.net.grpc.trust import Trust
 
+_log = logging.getLogger(__name__)
+
 _BUFFER_BYTES_MAX = 256 << 20
 _CONNECT_S = 5.0
+# How long a peer has to read the last messages before its connection is aborted.
+_FLUSH_S = 1.0
+_PAUSE_S = 0.001
 _INVALID_ARGUMENT = 3
 _numbers = itertools.count(1)
+# The connections of each event loop that have not ended; see `end_connections`.
+_open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakSet[FrameConnection]]
+_open = weakref.WeakKeyDictionary()
 
 OnRequest = Callable[["Link", Any, Frame], None]  # the link, its MessageMeta, the frame
 OnLost = Callable[["Link", str], None]
@@ -155,6 +166,7 @@ class FrameConnection(asyncio.Protocol):
         """Keep the transport and report the connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        _open.setdefault(asyncio.get_running_loop(), weakref.WeakSet()).add(self)
         self._on_made()
 
     def settle(self) -> None:
@@ -187,6 +199,7 @@ class FrameConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end of the connection with its reason."""
         self._transport = None
+        _open[asyncio.get_running_loop()].discard(self)
         self.settle()
         self._on_end(self._reason if exc is None else str(exc))
 
@@ -203,8 +216,8 @@ class FrameConnection(asyncio.Protocol):
             transport.abort()
 
     def close(self, reason: str) -> None:
-        """End the connection after the queued data is written."""
-        if self._transport is not None:
+        """End the connection after the queued data is written, and with TLS after the peer's answer to that."""
+        if self._transport is not None and not self._transport.is_closing():  # a second `close` disables TLS's `abort`
             self._reason = reason
             self._transport.close()
 
@@ -231,6 +244,30 @@ async def connect(make: Callable[[], FrameConnection], host: str, port: int, tru
         await loop.create_connection(make, host, port)
     else:
         await loop.create_connection(make, host, port, ssl=trust.client, server_hostname=trust.name)
+
+
+async def end_connections(reason: str) -> None:
+    """End all connections and tasks of this event loop before it stops: else their sockets would stay open.
+
+    The closing handshake of TLS waits for the peer. A connection whose peer does not answer in time is aborted.
+    """
+    connections = _open.get(asyncio.get_running_loop(), weakref.WeakSet())
+    until = time.monotonic() + _FLUSH_S
+    while time.monotonic() < until + _FLUSH_S:
+        for connection in list(connections):
+            if time.monotonic() < until:
+                connection.close(reason)
+            else:
+                connection.abort(reason)
+        all_ended = not connections
+        await asyncio.sleep(_PAUSE_S)  # a task that waits for a connection gets its error before it is cancelled
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if all_ended and not tasks:
+            return
+        if all_ended:
+            for task in tasks:  # one may open a connection
+                task.cancel()
+    _log.warning("%d connections and %d tasks have not ended", len(connections), len(tasks))
 
 
 class TcpLink(Link):

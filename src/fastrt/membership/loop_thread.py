@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class LoopThread:
 
         Raises:
             ClusterTimeoutError: it has not ended in time; it is cancelled.
-            FastrtError: the loop does not run.
+            FastrtError: the loop does not run, or stops meanwhile.
         """
         future = self.submit(work)
         try:
@@ -68,6 +68,8 @@ class LoopThread:
         except FutureTimeoutError:
             future.cancel()
             raise ClusterTimeoutError(f"no answer within {timeout_s:g} s.") from None
+        except CancelledError:
+            raise FastrtError("The member has been closed.") from None
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a coroutine in the background; called on the loop."""

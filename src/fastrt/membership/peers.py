@@ -137,20 +137,12 @@ class Incoming:
 
     Args:
         on_request: called with this connection, each request's meta, and its frame.
-        on_made: called with this connection when it is established.
-        on_end: called with this connection when it has ended.
         frame_bytes_max: largest frame accepted.
     """
 
-    def __init__(
-        self,
-        on_request: Callable[[Incoming, Any, Frame], None],
-        on_made: Callable[[Incoming], None],
-        on_end: Callable[[Incoming], None],
-        frame_bytes_max: int,
-    ) -> None:
+    def __init__(self, on_request: Callable[[Incoming, Any, Frame], None], frame_bytes_max: int) -> None:
         self._on_request = on_request
-        self.protocol = FrameConnection(self._came, lambda reason: on_end(self), frame_bytes_max, lambda: on_made(self))
+        self.protocol = FrameConnection(self._came, lambda reason: None, frame_bytes_max)
 
     def acknowledge(self, frame: Frame) -> None:
         """Acknowledge a request by echoing it."""

@@ -32,7 +32,7 @@ from fastrt.membership.door import Door
 from fastrt.membership.events import Answer, Effect, Event, Persist, Phase, Refused
 from fastrt.membership.framing import Frame, FramingError
 from fastrt.membership.http import ManagementServer
-from fastrt.membership.links import FrameConnection, Link, StreamLink, TcpLink
+from fastrt.membership.links import FrameConnection, Link, StreamLink, TcpLink, end_connections
 from fastrt.membership.state import ClusterState, Settings
 from fastrt.membership.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
 from fastrt.net.address import split_address, with_port
@@ -51,8 +51,6 @@ _STOP_S = 5.0
 _FULL_RETRY_S = 0.2
 # Larger than the records of any request that may be refused.
 _REQUEST_BYTES = 4096
-# How long a peer has to read the last messages before its connection is aborted.
-_FLUSH_S = 1.0
 
 
 @dataclass
@@ -490,12 +488,7 @@ class ClusterScheduler:
             task.cancel()
         for link in list(self._links.values()):
             link.close("the scheduler stops")
-        until = time.monotonic() + _FLUSH_S
-        while self._links:
-            await asyncio.sleep(0.001)
-            if time.monotonic() > until:
-                for link in list(self._links.values()):
-                    link.abort("the scheduler stops")
+        await end_connections("the scheduler stops")
         if self._timer is not None:
             self._timer.cancel()
 
