@@ -222,3 +222,22 @@ def test_thread_that_waits_for_callers_ends_with_the_listener(greetings, listene
         listener.shutdown(socket.SHUT_RDWR)
         with pytest.raises(EOFError):
             waiting.result(5)
+
+
+def test_rank_that_greets_while_the_listener_ends_is_hung_up_on(listener, identity):
+    access = Access(identity)
+    with contextlib.ExitStack() as stack:
+        greetings = stack.enter_context(contextlib.closing(Greetings(listener, access, PURPOSE)))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        rank = stack.enter_context(socket.create_connection(listener.getsockname(), 5))
+        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the greeting is there at once
+        calling = pool.submit(proof.prove_as_client, rank, access.key, PURPOSE)
+        while not calling.done():
+            assert greetings.wait(0.02) == []
+        calling.result()
+        rank.sendall(greetings_module._text({"purpose": PURPOSE}))
+        listener.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(EOFError):
+            greetings.wait(5.0)
+        assert rank.recv(1) == b"\x01"  # it was let in
+        assert rank.recv(1) == b""

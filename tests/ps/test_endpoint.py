@@ -54,6 +54,42 @@ def test_caller_without_the_token_or_of_another_version_is_sent_away(site) -> No
                     wire.call({"op": "stats"}, timeout_s=5)
 
 
+def test_worker_of_a_cluster_that_has_ended_leaves_no_connection(site) -> None:
+    head = site(1).head
+    head._lost("server 0 is lost")
+    with pytest.raises(ServerLostError, match="server 0 is lost") as refused:
+        Session(head.address, head.token)
+    names = {frame.name: frame.frame.f_locals for frame in refused.traceback}
+    with pytest.raises(BrokenWireError):
+        names["__init__"]["self"]._head.call({"op": "stats"}, timeout_s=5)
+
+
+def test_connection_that_is_accepted_while_the_endpoint_closes_is_ended(site, monkeypatch) -> None:
+    """Its thread ends too, and does not wait for a greeting."""
+    place = site(1)
+    one = place.places[0].endpoint
+    visitors = one._visitors[socket.AF_INET]
+    accepted, ended = threading.Event(), threading.Event()
+    enter, end_all = visitors.enter, visitors.end_all
+
+    def enter_late(sock: socket.socket) -> int:
+        accepted.set()
+        assert ended.wait(20)
+        return int(enter(sock))
+
+    def end_and_tell() -> None:
+        end_all()
+        ended.set()
+
+    monkeypatch.setattr(visitors, "enter", enter_late)
+    monkeypatch.setattr(visitors, "end_all", end_and_tell)
+    with knocked(place) as stranger:
+        stranger.sendall(b"fast")  # half a proof
+        assert accepted.wait(20)
+        one.close()
+        assert not one._threads
+
+
 def knocked(place: Any) -> socket.socket:
     host, _, port = place.places[0].address.rpartition(":")
     return socket.create_connection((host, int(port)), 5)

@@ -263,6 +263,8 @@ class Greetings:
             elif fd != self._listener.fileno():
                 continue  # the descriptor's caller has gone, and this is a later one
             elif event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                for link, _ in greeted:
+                    link.close()
                 raise EOFError("the listener is shut down")
             else:
                 self._accept()

@@ -70,7 +70,8 @@ class Peers:
         with self._came:
             self._closed = True
             self._came.notify_all()
-        for frames in [*self._frames.values(), *self._waiting.values()]:
+            open_ones = [*self._frames.values(), *self._waiting.values()]
+        for frames in open_ones:
             frames.close()
 
     def connect(self, rank: int, use: str, deadline: float) -> Frames:
@@ -181,8 +182,11 @@ class Peers:
     def _get(self, what: str, peer: int, deadline: float) -> Frames:
         key = (what, peer)
         if key not in self._frames:
-            make = self.connect if what == "send" else self.accept
-            self._frames[key] = make(peer, "message", deadline)
+            made = (self.connect if what == "send" else self.accept)(peer, "message", deadline)
+            with self._came:
+                self._frames[key] = made
+                if self._closed:  # meanwhile, in another thread
+                    made.close()
         return self._frames[key]
 
     def _receive(self, data: np.ndarray[Any, Any], peer: int, tag: int, deadline: float) -> None:

@@ -7,6 +7,7 @@ learn of any failure. all_reduce, broadcast and all_gather work this way; the ot
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -73,14 +74,18 @@ class SpanningGroup(Group):
         self._index = list(nodes).index(node)
         mine = self._nodes[self._index]
         deadline = time.monotonic() + timeout
-        self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine], name)
         here = mine.index(rank), len(mine)
         watch = partial(_refuse_ended, [assembled.places[q] for q in mine])
-        self._local = SharedGroup.join(f"{assembled.group_id}/{node}", *here, timeout, name, watch=watch)
-        self._local.labels = mine
         self._ring: Ring | None = None
-        if self._local.rank == 0 and len(self._nodes) > 1:
-            self._ring = self._make_ring(deadline)
+        with contextlib.ExitStack() as made:  # undone if a rank does not come
+            self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine], name)
+            made.callback(self._peers.close)
+            self._local = SharedGroup.join(f"{assembled.group_id}/{node}", *here, timeout, name, watch=watch)
+            made.callback(self._local.destroy)
+            self._local.labels = mine
+            if self._local.rank == 0 and len(self._nodes) > 1:
+                self._ring = self._make_ring(deadline)
+            made.pop_all()
 
     @classmethod
     def join(
@@ -118,7 +123,11 @@ class SpanningGroup(Group):
         count = len(self._nodes)
         leaders = [ranks[0] for ranks in self._nodes]
         behind = self._peers.connect(leaders[(self._index + 1) % count], "ring", deadline)
-        before = self._peers.accept(leaders[(self._index - 1) % count], "ring", deadline)
+        try:
+            before = self._peers.accept(leaders[(self._index - 1) % count], "ring", deadline)
+        except BaseException:
+            behind.close()
+            raise
         return Ring(self._index, count, before, behind, leaders)
 
     def __repr__(self) -> str:

@@ -139,8 +139,10 @@ class _Server(HTTPServer):
         try:
             until = time.monotonic() + GREETING_S
             with contextlib.ExitStack() as stack:
+                stack.enter_context(sock)
                 if self.trust is not None:
                     sock.settimeout(GREETING_S)
+                    sock.getpeername()  # on a connection that is gone already `wrap_socket` leaks an open socket
                     sock = self.trust.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 stack.enter_context(sock)
                 if isinstance(sock, ssl.SSLSocket):

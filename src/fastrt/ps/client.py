@@ -133,7 +133,11 @@ class Session:
             self._scheduler = str(self._greet(self._head)["scheduler"])
         except BrokenWireError as error:
             raise ServerLostError(f"no cluster answers at {address}: {error}") from None
-        self.directory = self.refresh(0, 0.0)
+        try:
+            self.directory = self.refresh(0, 0.0)
+        except BaseException:
+            self._head.close()
+            raise
 
     def close(self) -> None:
         """Leave the cluster."""

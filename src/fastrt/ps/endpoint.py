@@ -128,14 +128,16 @@ class Endpoint:
         for listener in (self._tcp, self._local):
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        with self._lock:
-            callers, threads = list(self._callers), list(self._threads)
-        for visitors in self._visitors.values():
-            visitors.end_all()
-        for caller in callers:
-            caller.wire.close()
-        for thread in threads:
-            if thread is not threading.current_thread():
+        while True:  # again for a connection that was accepted meanwhile
+            with self._lock:
+                callers, threads = list(self._callers), self._threads - {threading.current_thread()}
+            for visitors in self._visitors.values():
+                visitors.end_all()
+            for caller in callers:
+                caller.wire.close()
+            if not threads:
+                return
+            for thread in threads:
                 thread.join()
 
     def _start(self, target: Any, *args: Any) -> None:
