@@ -3,11 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import pytest
 
+from fastrt.errors import FastrtError
 from fastrt.membership import ClusterTimeoutError, MemberUnreachableError, Role, wire
 from fastrt.membership.wire import Command
 from fastrt.net.address import split_address
@@ -78,26 +80,29 @@ def test_member_closes_while_it_sends_to_a_member_that_does_not_answer(serve: An
     member = join(service.address, token=TOKEN)
     server = join(service.address, Role.SERVER, token=TOKEN, on_data=answer)
     member.wait_ready(PATIENCE_S)
-    errors: list[BaseException] = []
-
-    def send() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(member.send, 0, b"data")
         try:
-            member.send(0, b"data")
-        except BaseException as error:
-            errors.append(error)
+            assert answering.wait(PATIENCE_S)
+            with held(server._loop._loop):
+                member.close()
+                assert connections_to(port_of(server.address)) == 1  # the scheduler's
+        finally:
+            go_on.set()
+        with pytest.raises(MemberUnreachableError):
+            sending.result(PATIENCE_S)
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        assert answering.wait(PATIENCE_S)
-        with held(server._loop._loop):
-            member.close()
-            # The other connection is the scheduler's.
-            assert connections_to(port_of(server.address)) == 1
-    finally:
-        go_on.set()
-        thread.join()
-    assert isinstance(errors[0], MemberUnreachableError)
+
+def test_call_that_is_under_way_ends_with_its_member(serve: Any, join: Any, wait_until: Any) -> None:
+    """It would be made again over the next connection to the scheduler."""
+    service = serve(1, 1, **SECURE)
+    member = join(service.address, token=TOKEN, heartbeat_s=PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool, held(service._loop):
+        calling = pool.submit(member.fetch)
+        wait_until(lambda: member._scheduler._caller._waiting, "the request to be sent")
+        member.close()
+        with pytest.raises(FastrtError, match=r"The member has been closed\."):
+            calling.result(PATIENCE_S)
 
 
 def test_member_that_gives_up_a_handshake_leaves_no_socket(join: Any, listener: Callable[..., Any]) -> None:
