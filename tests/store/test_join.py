@@ -1,14 +1,16 @@
 """The connection between a process and its node daemon."""
 
+import contextlib
 import os
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fastrt.errors import AttachError
 from fastrt.store.join import Link, answers, join, listen
-from fastrt.store.messages import Bye, Log, Refused, Spill
+from fastrt.store.messages import Bye, Join, Joined, Log, Refused, Spill
 
 
 @pytest.fixture
@@ -100,3 +102,18 @@ def test_join_as_what_does_not_exist_or_twice_is_refused(rt):
             join(rt.socket_path, kind, "test")
     with pytest.raises(AttachError, match="twice"):
         join(rt.socket_path, "driver", "test")
+
+
+def test_process_that_cannot_map_the_segment_hangs_up(tmp_path):
+    """As one of another PID namespace: the daemon can give its slot to another."""
+    path = str(tmp_path / "socket")
+    with listen(path) as listener, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join, path, "driver", "test")
+        daemon = Link(listener.accept()[0])
+        with contextlib.closing(daemon):
+            assert isinstance(daemon.receive(5), Join)
+            daemon.send(Joined("/fastrt-" + "0" * 32, 1, 1))
+            with pytest.raises(AttachError, match="its session has ended"):
+                joining.result(5)
+            with pytest.raises(EOFError):
+                assert daemon.receive(5) is not None

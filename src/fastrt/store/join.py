@@ -159,14 +159,19 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
         AttachError: no daemon of this user listens there, or it refuses; the message says why.
     """
     former = _former.get(path)
-    if former is None or former.pid != os.getpid():
+    if former is not None and former.pid == os.getpid():
+        link, answer = _ask(path, timeout_s, messages.JoinAgain(kind, name, logs), messages.Joined)
+        del _former[path]
+        before = former.client()
+    else:
         link, answer = _ask(path, timeout_s, messages.Join(kind, name, logs), messages.Joined)
-        return Client(Segment.attach(answer.segment), answer.slot, answer.gen), link
-    link, answer = _ask(path, timeout_s, messages.JoinAgain(kind, name, logs), messages.Joined)
-    del _former[path]
-    before = former.client()
-    segment = Segment.attach(answer.segment) if before is None else before.segment
-    return Client(segment, answer.slot, answer.gen, before), link
+        before = None
+    try:
+        segment = Segment.attach(answer.segment) if before is None else before.segment
+        return Client(segment, answer.slot, answer.gen, before), link
+    except BaseException:
+        link.close()
+        raise
 
 
 def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
