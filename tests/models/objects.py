@@ -286,8 +286,8 @@ class Objects(Model):
             yield from self.release(me)
 
     def sealer(self, me: int) -> Program:
-        yield at(OBJ + "object_seal_pending: a64_store_sc(state"), store, "word", (SEALED, 0, 0)
-        held = yield at(OBJ + "object_seal_pending: if not frt_any"), load, "refs"
+        yield at(OBJ + "_seal_pending: a64_store_sc(state"), store, "word", (SEALED, 0, 0)
+        held = yield at(OBJ + "_seal_pending: if not frt_any"), load, "refs"
         if not held and not self.no("sealer looks for holders"):
             yield from self.maybe_delete(me)
         yield at("records.task_done: FRT_TASK_RESERVED"), store, "task", (GONE, me)

@@ -152,7 +152,7 @@ class Tasks(Model):
 
     def end(self, me: int, how: str) -> Program:
         """Seal the result and give the record back."""
-        yield at(OBJ + "object_seal_pending: a64_store_sc(state"), seal, how
+        yield at(OBJ + "_seal_pending: a64_store_sc(state"), seal, how
         yield at(C + "task_done: FRT_TASK_RESERVED"), finish_record, me
 
     # ---- who does what ----

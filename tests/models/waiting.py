@@ -179,12 +179,12 @@ class Waiting(Model):
     def seal(self, me: int, i: int) -> Program:
         early = not self.no("sealing is announced first")
         if early:
-            yield at(OBJ + "object_seal_pending: a32_store_rel(&me.sealing, i + 1)"), put, "sealing", me, i + 1
-        yield at(OBJ + "object_seal_pending: a64_store_sc(state"), put, "object", i, "SEALED"
+            yield at(OBJ + "_seal_pending: a32_store_rel(&me.sealing, i + 1)"), put, "sealing", me, i + 1
+        yield at(OBJ + "_seal_pending: a64_store_sc(state"), put, "object", i, "SEALED"
         if not early:
-            yield at(OBJ + "object_seal_pending: a32_store_rel(&me.sealing, i + 1)"), put, "sealing", me, i + 1
+            yield at(OBJ + "_seal_pending: a32_store_rel(&me.sealing, i + 1)"), put, "sealing", me, i + 1
         yield from self.tell(me, i)
-        yield at(OBJ + "object_seal_pending: a32_store_rel(&me.sealing, 0)"), put, "sealing", me, 0
+        yield at(OBJ + "_seal_pending: a32_store_rel(&me.sealing, 0)"), put, "sealing", me, 0
 
     # ---- who does what ----
 

@@ -191,7 +191,7 @@ class Wakes(Model):
 
     def sealer(self, me: int) -> Program:
         for i in (0, 1):
-            seal = at(OBJ + "object_seal_pending: a64_store_sc(state"), put, "sealed", i, 1
+            seal = at(OBJ + "_seal_pending: a64_store_sc(state"), put, "sealed", i, 1
             if not self.no("sealed before telling"):
                 yield seal
             yield from self.tell(i)
@@ -248,7 +248,7 @@ class Wakes(Model):
                 yield at(R + "_intents: a32_cas_sc(&x.sb.spinner"), cas, "spinner", v + 1, 0
             yield at(R + "_intents: a64_and_sc(&x.sb.idle"), bit_off, "idle", v
             if v == 0 and self.scenario == "sealed":
-                yield at(OBJ + "object_seal_pending: a64_store_sc(state"), store, "sealed", (1, 1)
+                yield at(OBJ + "_seal_pending: a64_store_sc(state"), store, "sealed", (1, 1)
                 yield from self.tell(0)
                 yield from self.tell(1)
             yield at(R + "recover: FRT_CLIENT_FREE, 0"), put, "slots", v, "FREE"

@@ -31,6 +31,8 @@ static inline int a64_cas_sc(uint64_t *p, uint64_t want, uint64_t to) {
 static inline uint8_t a8_load_rlx(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline void a8_store_rlx(uint8_t *p, uint8_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline void a8_or_sc(uint8_t *p, uint8_t v) { __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
+static inline void a8_and_sc(uint8_t *p, uint8_t v) { __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
+static inline uint8_t a8_load_sc(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 static inline uint32_t a32_load_rlx(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t a32_load_acq(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint32_t a32_load_sc(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }

@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 4
+#define FRT_LAYOUT_VERSION 5
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -52,7 +52,7 @@ enum { /* objects */
     FRT_OBJ_DELETING = 4, /* client: the deleter. A holder swaps the word back to the state before (SEALED, SPILLED) */
     FRT_OBJ_FREEING = 5,  /* client: the deleter, past the point of return; a holder that comes now is too late */
     FRT_OBJ_SPILLING = 6, /* client: is copying the value to a file; a client that pins it swaps back to SEALED */
-    FRT_OBJ_SPILLED = 7,  /* client: freed the block; the bytes are only in a file */
+    FRT_OBJ_SPILLED = 7,  /* client: freed the block; the bytes are only in a file, or on another node */
     FRT_OBJ_RESTORING = 8 /* client: is freeing the block or reading the bytes back; no other client touches them */
 };
 enum { /* tasks */
@@ -279,8 +279,12 @@ enum {
     FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
     FRT_ENTRY_ACTOR = 8,   /* an actor's object: the actor ends with it */
     FRT_ENTRY_STREAM = 16, /* its value is a frt_stream */
-    FRT_ENTRY_READ = 32    /* an error that a caller has read; an actor's object: a call has raised why it is dead */
+    FRT_ENTRY_READ = 32,   /* an error that a caller has read; an actor's object: a call has raised why it is dead */
+    FRT_ENTRY_REMOTE = 64  /* another node keeps the value, see frt_source; bytes in memory here are a copy of it */
 };
+
+/* Of a remote value, in `inlined`: the node that has named the object, and its number there. */
+typedef struct { uint8_t node[16]; uint64_t objref; } frt_source;
 
 /* A stream: the unread items of a generator. It is the value of an object that exists for it, stored in the entry.
  * Readers have references to that object; the generator's task names it as the last of its refs.

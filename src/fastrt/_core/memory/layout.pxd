@@ -34,7 +34,7 @@ cdef extern from "layout.h" nogil:
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_ACTORS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE
     int FRT_LOCK_OBJECTS, FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR, FRT_ENTRY_STREAM
-    uint8_t FRT_ENTRY_READ
+    uint8_t FRT_ENTRY_READ, FRT_ENTRY_REMOTE
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
     uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
@@ -110,6 +110,10 @@ cdef extern from "layout.h" nogil:
         uint8_t flags
         uint32_t actor, next, site, used
         char inlined[72]
+
+    ctypedef struct frt_source:
+        uint8_t node[16]
+        uint64_t objref
 
     ctypedef struct frt_stream:
         uint64_t head, produced
@@ -248,6 +252,8 @@ cdef extern from "atomic.h" nogil:
     uint64_t a64_add_rlx(uint64_t *, uint64_t) noexcept
     bint a64_cas_sc(uint64_t *, uint64_t, uint64_t) noexcept
     uint8_t a8_load_rlx(const uint8_t *) noexcept
+    uint8_t a8_load_sc(const uint8_t *) noexcept
+    void a8_and_sc(uint8_t *, uint8_t) noexcept
     void a8_or_sc(uint8_t *, uint8_t) noexcept
     void a8_store_rlx(uint8_t *, uint8_t) noexcept
     uint32_t a32_load_rlx(const uint32_t *) noexcept

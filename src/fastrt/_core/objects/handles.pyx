@@ -348,12 +348,15 @@ def read(Client client, Ref ref, bint raw=False):
     cdef uint64_t nbytes
     cdef uint16_t kind
     cdef Pin pin = None
-    cdef int rc
+    cdef int rc, state
     client.ensure()
     ref_use(client, ref)
     entry = client.x.entries + ref.index
-    if not object_is_sealed(&client.x, ref.index):
+    state = frt_word_state(a64_load_acq(frt_state(&client.x, ref.index)))
+    if state <= FRT_OBJ_PENDING:
         raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
+    if state == FRT_OBJ_SPILLED or state == FRT_OBJ_RESTORING:  # a lost remote value may become a small error
+        return None
     if raw or entry.bytes > COPY_BYTES_MAX:
         # A value that may be spilled is pinned before any other field of its entry is read.
         rc = object_acquire(&client.x, ref.index, ref.objref, True)
@@ -441,6 +444,7 @@ def describe(Client client, Ref ref):
         "objref": entry.objref, "index": ref.index, "bytes": entry.bytes, "kind": entry.kind,
         "ready": object_is_sealed(x, ref.index), "inline": entry.offset == 0, "counted": entry.counted,
         "contains": entry.nrefs, "error": bool(entry.flags & FRT_ENTRY_ERROR),
+        "remote": bool(entry.flags & FRT_ENTRY_REMOTE),
         "refs": [c for c in range(frt_clients(x)) if frt_bits(x, ref.index, FRT_REFS, c >> 6)[0] >> (c & 63) & 1],
         "pins": [c for c in range(frt_clients(x)) if frt_bits(x, ref.index, FRT_PINS, c >> 6)[0] >> (c & 63) & 1],
     }

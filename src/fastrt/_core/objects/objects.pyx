@@ -92,13 +92,22 @@ cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
 
 cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal a task's result. If it has no holder any more it is deleted at once."""
+    _seal_pending(x, i, FRT_OBJ_SEALED, 0)
+
+
+cdef void object_seal_remote(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal a task's result whose bytes are on another node; its entry says where."""
+    _seal_pending(x, i, FRT_OBJ_SPILLED, x.me)
+
+
+cdef void _seal_pending(frt_ctx *x, uint32_t i, unsigned sealed, unsigned client) noexcept nogil:
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_rlx(state)
     cdef frt_client *me = x.clients + x.me
     if frt_word_state(word) != FRT_OBJ_PENDING:
         return
     a32_store_rel(&me.sealing, i + 1)  # if this process dies first, recovery notifies the waiters
-    a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
+    a64_store_sc(state, frt_word(sealed, client, frt_word_gen(word)))  # commit
     object_tell(x, i)
     a32_store_rel(&me.sealing, 0)
     if not frt_any(x, i, FRT_REFS):

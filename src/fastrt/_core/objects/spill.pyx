@@ -8,7 +8,8 @@ spiller's swap to RESTORING fails (a pin sets its bit first and reads the state 
 round). The block is freed while the entry is RESTORING, because no other client changes that state; a SPILLED entry
 may be deleted and reused for another value at any moment. A death while RESTORING ends in SPILLED: the file is removed
 only when the value is SEALED again. References and waits are not affected: a spilled value is ready. Only values
-without contained refs are spilled.
+without contained refs are spilled. A remote value (`remote`) has no file; its copy is dropped before others are
+spilled.
 """
 from cpython.buffer cimport PyBuffer_FillInfo
 
@@ -97,7 +98,8 @@ def candidates(Client client):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
-            rows.append((entry.used, arena_block_bytes(x, entry.offset), i, entry.objref))
+            used = 0 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used  # a copy goes first
+            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref))
     rows.sort()
     return rows
 
@@ -106,7 +108,8 @@ def begin(Client client, uint32_t i, uint64_t objref):
     """Begin to spill an entry.
 
     Returns:
-        Its bytes as a read-only buffer; None when it is pinned, gone, or no longer the object `objref`.
+        Its bytes as a read-only buffer; None when it is pinned, gone, a copy of a remote value, or no longer the object
+        `objref`.
     """
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state
@@ -120,7 +123,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
     if frt_word_state(word) != FRT_OBJ_SEALED or not a64_cas_sc(state, word, spilling):
         return None
     if x.entries[i].objref != objref or x.entries[i].nrefs or not x.entries[i].offset \
-            or frt_any(x, i, FRT_PINS):
+            or frt_any(x, i, FRT_PINS) or a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_REMOTE:
         give_up(client, i)
         return None
     a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
@@ -184,7 +187,9 @@ def begin_restore(Client client, uint32_t i, uint64_t objref):
         return None
     state = frt_state(x, i)
     word = a64_load_sc(state)
-    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref or not a64_cas_sc(
+    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref:
+        return None
+    if not a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_FILE or not a64_cas_sc(
             state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
         return None
     with nogil:

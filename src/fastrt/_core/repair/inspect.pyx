@@ -58,7 +58,8 @@ def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
     Returns:
         A list of dicts: index, objref, state (a word), bytes of the value, room (bytes of its block; 0 if the value is
         in the entry), kind, error, refs and pins (clients), counted (values and tasks that name it), contains (number
-        of references), made_by_task, is_actor, site, used (the store's clock at the last read).
+        of references), made_by_task, is_actor, site, used (the store's clock at the last read), node (the session of
+        the node that keeps a remote value; else "").
     """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
@@ -80,8 +81,12 @@ def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
             "error": (entry.flags & FRT_ENTRY_ERROR) != 0, "refs": _clients_in(x, i, FRT_REFS),
             "pins": _clients_in(x, i, FRT_PINS), "counted": entry.counted, "contains": entry.nrefs,
             "made_by_task": entry.task != 0, "is_actor": (entry.flags & FRT_ENTRY_ACTOR) != 0, "site": entry.site,
-            "used": entry.used,
+            "used": entry.used, "node": "",
         }
+        missing = frt_word_state(word) == FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE
+        if missing or entry.flags & FRT_ENTRY_REMOTE:
+            row["node"] = (<char *>(<frt_source *>entry.inlined).node)[:16].hex()
+            row["state"] = "remote" if missing else row["state"]
         if frt_word_gen(a64_load_acq(frt_state(x, i))) == frt_word_gen(word):
             rows.append(row)
             if len(rows) >= most:
