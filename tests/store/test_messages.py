@@ -23,7 +23,7 @@ A_NODE = ["n", "name", {"CPU": 10_000}, {"CPU": -1}]
 GOOD = {
     "U32": 7, "U64": 2**64 - 1, "I64": -1, "str": "x\ny", "bool": True, "float": 0.5, "list[str]": ["a", "b"],
     "U32 | None": 7, "Parts": {"CPU": -1}, "NodeRow": A_NODE, "list[NodeRow]": [A_NODE, A_NODE],
-    "list[HeldObject]": [[5, 6]], "list[ForwardedRecord]": [[1, 2, "n"]],
+    "list[HeldObject]": [[5, 6]], "list[KeptObject]": [["n", 5, 6]], "list[ForwardedRecord]": [[1, 2, "n"]],
     "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],
 }  # fmt: skip
 BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]

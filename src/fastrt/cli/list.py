@@ -20,7 +20,7 @@ _BYTES = ("bytes", "stored", "bytes_held", "rss")
 _SHOWN = {
     "tasks": ("task_id", "name", "state", "pid", "attempt", "waits_for", "priority"),
     "actors": ("actor", "class", "name", "state", "pid", "calls", "restarts", "reason"),
-    "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site"),
+    "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site", "kept_by"),
     "workers": ("pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "rss"),
 }
 _WIDTH = 160  # when the output is not a terminal

@@ -49,6 +49,10 @@ class ArgumentBudget:
             its.tasks[task] = objrefs
             its.naming.update(objrefs)
 
+    def names(self, stream: object, objref: int) -> bool:
+        """Return whether an object is an argument of a task that has not ended."""
+        return self._streams[stream].naming[objref] > 0
+
     def ended(self, stream: object, task: int) -> None:
         """Release the bytes of arguments that only this task, which has ended, needed."""
         its = self._streams.get(stream)

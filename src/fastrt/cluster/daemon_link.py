@@ -12,11 +12,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastrt._core.memory.clients import Client
+from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import actors, admission
 from fastrt.node.admission import free_of
 from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
-from fastrt.store.messages import ClusterNodes, Forward, HeldObject, Holds, Message, NodeRow, Resources
+from fastrt.store.messages import (
+    ClusterNodes,
+    Forward,
+    HeldObject,
+    Holds,
+    KeepObject,
+    KeptObject,
+    Message,
+    NodeRow,
+    ReleaseObject,
+    Resources,
+)
 
 
 class Orders:
@@ -48,6 +60,7 @@ class Orders:
         self._rows: list[NodeRow] = []
         self._pending: dict[str, list[TaskKey | ActorKey]] = {}
         self._admitted = 0
+        self._kept: dict[tuple[str, int], int] = {}  # what the daemon holds for other nodes: (node, objref) -> entry
         self._held: dict[str, dict[int, int]] = {}  # by node: bytes of the large objects whose values it also has
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
@@ -90,6 +103,21 @@ class Orders:
         if there:
             self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in there]))
 
+    def keep(self, node: str, ref: Ref) -> None:
+        """Have the daemon hold an object that another node holds."""
+        if (node, ref.objref) not in self._kept:
+            self._kept[node, ref.objref] = ref.index
+            self._daemon.send(KeepObject(node, ref.objref, ref.index))
+
+    def release(self, node: str, objref: int) -> None:
+        """Have the daemon drop an object that another node does not hold any more."""
+        if self._kept.pop((node, objref), None) is not None:
+            self._daemon.send(ReleaseObject(node, objref))
+
+    def adopt(self, rows: Iterable[KeptObject]) -> None:
+        """Take over what the daemon holds for other nodes since an earlier uplink."""
+        self._kept.update({(row.node, row.objref): row.entry for row in rows})
+
     def drop(self, node: str) -> None:
         """Drop the orders for a node that has left: the daemon chooses other nodes for them."""
         self._pending.pop(node, None)
@@ -114,6 +142,8 @@ class Orders:
             self._daemon.send(ClusterNodes(self._rows, True))
             for node, there in self._held.items():
                 self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
+            for (node, objref), entry in self._kept.items():
+                self._daemon.send(KeepObject(node, objref, entry))
         elif isinstance(message, Forward):
             for task in message.tasks:
                 self._pending.setdefault(task.node, []).append(TaskKey(task.record, task.id))

@@ -74,7 +74,7 @@ class Feed:
                 break
             self._sent += 1
             self._sending += 1
-            exchange.send_value(item, self._taken, objref=self._ref.objref, item=self._sent)
+            exchange.traffic.send(item, self._taken, objref=self._ref.objref, item=self._sent)
         else:
             return
         exchange.waiter.drop(self)
@@ -189,7 +189,7 @@ class Streams:
                 self._exchange.store.put_or_error(pickle.loads(message.data))
             )  # safe: the peer has proved the session's token
         else:
-            self._exchange.receive(message, contains, -message.objref, put)
+            self._exchange.traffic.receive(message, contains, -message.objref, put)
         return True
 
     def on_over(self, message: Any) -> None:

@@ -125,7 +125,7 @@ class Outflow:
                 return
             self.next += 1
             self.sending += 1
-            self.exchange.send_value(item, self._sent, task=self.number, item=self.next)
+            self.exchange.traffic.send(item, self._sent, task=self.number, item=self.next)
 
     def stop(self) -> None:
         """Send no more items; the result follows those in transit."""
@@ -251,7 +251,7 @@ class Flows:
             value = pickle.loads(message.data)  # safe: the peer has proved the session's token
             flow.items.put(message.item, partial(flow.add_scalar, value))
             return True
-        self._exchange.receive(
+        self._exchange.traffic.receive(
             message, contains, flow.task, lambda ref: flow.items.put(message.item, partial(flow.producer.add_ref, ref))
         )
         return True

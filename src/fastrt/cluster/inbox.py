@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import arena
-from fastrt._core.objects import spill
+from fastrt._core.objects import handles, remote, spill
 from fastrt._core.objects.handles import Writer
-from fastrt.cluster.budget import STALL_S
+from fastrt.cluster import spread
+from fastrt.cluster.budget import STALL_S, ArgumentBudget
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store import room
@@ -28,8 +29,10 @@ from fastrt.store.serialize import PICKLE, serialize
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
+    from fastrt.cluster.remote_values import Source
 
 _SPARE_BYTES = 1 << 20  # required beyond the values of a frame before it is read
+_ATTEMPTS_MAX = 4  # to fetch a value from nodes that the peer names; then the peer sends it in pieces
 _REFUSALS_MAX = 64  # failed allocations in one pass over the offers
 
 
@@ -45,8 +48,11 @@ class Arriving:
         result: which result of the task it is; below 0: it is an item.
         objref: the peer's object whose value it is; 0: it is a result or an item.
         finish: called with it once it is complete.
+        holder: the address of the native stream that offers it; empty: the peer's.
+        is_kept: its offer needs no answer, because it lasts as long as this node holds the object.
         writer: takes its bytes; None until it is admitted.
         at: how many bytes have arrived, if they arrive in pieces.
+        attempts: how often the peer was asked which node shall send it.
     """
 
     make: Callable[[int, int, int, bool, bool], Writer | None]
@@ -58,8 +64,11 @@ class Arriving:
     result: int
     objref: int
     finish: Callable[[ObjectRef], None]
+    holder: str = ""
+    is_kept: bool = False
     writer: Any = None
     at: int = 0
+    attempts: int = 0
 
     def allocate(self, patient: bool) -> bool:
         """Allocate memory for it; return False when nothing waits for it any more.
@@ -89,15 +98,30 @@ class Arriving:
             return
 
 
+class Fetching(Arriving):
+    """The bytes of a remote value in transit: if they do not come, the value stays remote."""
+
+    def allocate(self, patient: bool) -> bool:
+        """Allocate memory for it; return False when the bytes are here already."""
+        self.writer = self.make(self.size, self.kind, 0, False, patient)
+        return self.writer is not None
+
+    def give_up(self, error: ObjectStoreFullError) -> None:
+        """Leave the value remote: the process that wants it waits for room too, and gets the error."""
+        self.writer = None
+
+
 class Arrivals:
     """The values in transit to this node over one stream.
 
     Args:
         exchange: the stream.
+        budget: limits the arguments that are fetched ahead.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, budget: ArgumentBudget) -> None:
         self._exchange = exchange
+        self._budget = budget
         self._client = exchange.client
         self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the peer's offer
         self._offered: dict[int, Arriving] = {}  # values that are not admitted yet, in order
@@ -118,7 +142,7 @@ class Arrivals:
             PeerError: the message is invalid.
         """
         if message.native:
-            if self._exchange.values is None:
+            if self._exchange.traffic.values is None:
                 who = self._exchange.name
                 raise PeerError(f"node {who} offers a value over a native stream, and this node has none")
             self._offered[message.native] = arriving
@@ -170,6 +194,34 @@ class Arrivals:
         if arriving.at == arriving.size:
             arriving.seal()
 
+    def fetch(self, source: Source, is_urgent: bool) -> None:
+        """Fetch the bytes of a remote value; `is_urgent`: also beyond the budget for arguments."""
+        waiting = self._offered.get(source.number)
+        if waiting is None and -source.number in self._arriving:
+            return
+        objref = 0 if is_urgent else source.objref
+        if waiting is None:
+            about = handles.describe(self._client, source.ref)
+
+            def make(size: int, kind: int, nrefs: int, error: bool, patient: bool) -> Any:
+                return remote.fetch(self._client, source.ref)
+
+            fetching = Fetching(make, about["kind"], False, [], about["bytes"], -1, -1, objref, _ignore)
+            fetching.holder, fetching.is_kept = source.holder, True
+            self._offered[source.number] = fetching
+        elif is_urgent:
+            waiting.objref = 0
+        self.admit()
+
+    def cancel(self, number: int) -> None:
+        """Stop fetching a remote value."""
+        self._offered.pop(number, None)
+        arriving = self._arriving.pop(-number, None)
+        if arriving is not None:
+            if self._exchange.traffic.values is not None:
+                self._exchange.traffic.values.cancel(number)
+            arriving.writer.abort()
+
     async def room_for(self, frame: Any) -> None:
         """Wait until the store has room for the values in a frame; the sender waits meanwhile.
 
@@ -209,7 +261,7 @@ class Arrivals:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        budget, stream = self._exchange.budget, self._exchange
+        budget, stream = self._budget, self._exchange
         arguments = {one.objref for one in self._offered.values() if one.objref}
         first = budget.first(stream, arguments) if arguments else ()
         oldest = refused = 0
@@ -234,19 +286,28 @@ class Arrivals:
                 budget.fetch(stream, one.objref, one.size)
                 self._fetch(number, one)
             else:
-                self._exchange.out.add("taken", number)
+                self._taken(number, one)
         self._wait_for_room(oldest)
         if is_late and self._timer is None:
             self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.admit)
 
     def _fetch(self, number: int, arriving: Arriving) -> None:
         self._arriving[-number] = arriving
-        values = self._exchange.values
+        values = self._exchange.traffic.values
         assert values is not None
-        if values.is_reachable:
-            values.take(number, arriving.writer, arriving.kind)
+        if arriving.is_kept and arriving.size >= spread.BYTES_MIN and arriving.attempts < _ATTEMPTS_MAX:
+            arriving.attempts += 1
+            self._exchange.out.add("where", number)
+        elif values.is_reachable or arriving.holder:
+            values.take(number, arriving.writer, arriving.kind, arriving.holder)
         else:
             self._exchange.out.add("again", number)
+
+    def fetch_from(self, message: Any) -> None:
+        """Fetch a value from the node that the peer names."""
+        arriving, values = self._arriving.get(-message.number), self._exchange.traffic.values
+        if arriving is not None and values is not None and not values.is_on_its_way(message.number):
+            values.take(message.number, arriving.writer, arriving.kind, message.holder, message.offered)
 
     def _wait_for_room(self, number: int) -> None:
         """Wait for room for the oldest offer (0: there is none), and schedule the next attempt."""
@@ -273,8 +334,9 @@ class Arrivals:
         self._timer = self._exchange.waiter.loop.call_later(self._wait.pause_s, self.admit)
 
     def _give_up(self, number: int, error: ObjectStoreFullError) -> None:
-        self._offered.pop(number).give_up(error)
-        self._exchange.out.add("taken", number)
+        given_up = self._offered.pop(number)
+        given_up.give_up(error)
+        self._taken(number, given_up)
 
     def landed(self, number: int, error: BaseException | None) -> None:
         """Seal a value that the native stream has delivered; on an error, request its pieces."""
@@ -282,24 +344,34 @@ class Arrivals:
         if arriving is None:
             return
         if error is not None:
-            self._exchange.out.add("again", number)
+            if 0 < arriving.attempts < _ATTEMPTS_MAX:
+                self._fetch(number, arriving)
+            else:
+                self._exchange.out.add("again", number)
             return
         del self._arriving[-number]
         arriving.seal()
-        self._exchange.out.add("taken", number)
+        self._taken(number, arriving)
+        if arriving.attempts:
+            self._exchange.traffic.offer_copy(number)
+
+    def _taken(self, number: int, arriving: Arriving) -> None:
+        """Tell the peer that a value has arrived, or is not needed."""
+        if not arriving.is_kept:
+            self._exchange.out.add("taken", number)
 
     def drop(self, task: int, result: int | None = None) -> None:
         """Stop writing one result of a task, or all of them: the memory may be reused."""
         for number, one in list(self._offered.items()):
             if one.task == task and result in (None, one.result):
                 del self._offered[number]
-                self._exchange.out.add("taken", number)
+                self._taken(number, one)
         for transfer, one in list(self._arriving.items()):
             if one.task == task and result in (None, one.result):
                 del self._arriving[transfer]
-                if transfer < 0 and self._exchange.values is not None:
-                    self._exchange.values.cancel(-transfer)
-                    self._exchange.out.add("taken", -transfer)
+                if transfer < 0 and self._exchange.traffic.values is not None:
+                    self._exchange.traffic.values.cancel(-transfer)
+                    self._taken(-transfer, one)
 
     def named(self) -> set[int]:
         """Return the numbers of the objects that these values contain."""
@@ -310,6 +382,13 @@ class Arrivals:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for one in self._arriving.values():
+            if isinstance(one, Fetching):
+                one.writer.abort()  # at once: what becomes of the value depends on whether its bytes are here
         self._arriving.clear()
         self._offered.clear()
         self._wait = None
+
+
+def _ignore(ref: object) -> None:
+    """Do nothing: the bytes of a remote value are sealed by their memory."""

@@ -5,9 +5,12 @@ receiver has room for the value (`inbox`), it fetches the value by that number f
 into the memory of the result that it becomes, and answers `taken`. If it cannot reach that stream, it answers `again`,
 and the bytes are sent in pieces, as between nodes without native streams.
 
-Invariants: an offer lasts until it is answered or the exchange ends; nothing is written into a result's memory once
-`cancel` has returned, because it may then belong to another value; everything except the transfer of bytes runs on the
-loop's thread.
+The value of an object that the peer holds is offered for as long as the peer holds it: the peer may drop its copy and
+fetch it again, and may pass the offer on to a third node, which then fetches straight from here.
+
+Invariants: any other offer lasts until it is answered or the exchange ends; nothing is written into a result's memory
+once `cancel` has returned, because it may then belong to another value; everything except the transfer of bytes runs on
+the loop's thread.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from fastrt._core.memory import trace
-from fastrt._core.objects.handles import Writer
+from fastrt._core.objects.handles import Pin, Writer
+from fastrt._core.objects.remote import Fill
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.errors import NotFoundError
 from fastrt.net.address import split_address
@@ -64,6 +69,10 @@ class Offers(Table):
         kind, is_error, pin = self.store.read(ref, raw=True)
         return Sealed(kind, is_error, pin, [])
 
+    def read_many(self, objrefs: list[int], bytes_max: int, total_max: int) -> list[tuple[int, bool, Pin] | None]:
+        """Return nothing: each value was announced, so its receiver has memory for it and takes no bundles."""
+        return [None] * len(objrefs)
+
 
 class Native:
     """This node's native stream for its exchanges.
@@ -93,7 +102,7 @@ class _Arrival(Receipt):
 
     __slots__ = ("_kind", "_then")
 
-    def __init__(self, table: Table, number: int, writer: Writer, kind: int, then: Callable[..., None]) -> None:
+    def __init__(self, table: Table, number: int, writer: Any, kind: int, then: Callable[..., None]) -> None:
         super().__init__(table, number)
         self.writer = writer
         self._kind = kind
@@ -135,11 +144,15 @@ class _Arrivals(Table):
 
 
 class _Offer(NamedTuple):
-    """An offered value: `then` is called once it was taken; it may be sent in pieces instead."""
+    """An offered value: `then` is called once it was taken; it may be sent in pieces instead.
+
+    `is_kept` is whether it is the value of an object that the peer holds.
+    """
 
     ref: ObjectRef
     then: Callable[[], None]
     where: dict[str, int]
+    is_kept: bool = False
 
 
 class Values:
@@ -148,6 +161,8 @@ class Values:
     Attributes:
         is_known: whether the peer also has a native stream, and so understands offers.
         is_reachable: whether the peer's native stream can be reached; otherwise this node requests pieces.
+        on_keep: called with each object whose value is offered for as long as the peer holds it.
+        on_release: called with its number when the peer has released it.
 
     Args:
         native: this node's native stream.
@@ -159,12 +174,20 @@ class Values:
         self._loop = asyncio.get_running_loop()
         self._landed = landed
         self._open: dict[int, _Offer] = {}
+        self._kept: dict[int, list[int]] = {}  # by object: the numbers under which the peer may know its value
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
         self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
-        self._traced: dict[int, int] = {}  # trace records of the values on their way
+        self._transit: dict[int, tuple[int, int]] = {}  # values on their way: (number at the sender, trace record)
         self._address = ""
+        self.on_keep: Callable[[ObjectRef], None] = lambda ref: None
+        self.on_release: Callable[[int], None] = lambda objref: None
         self.is_known = self.is_reachable = False
+
+    @property
+    def address(self) -> str:
+        """The address of the peer's native stream; empty: the peer has none."""
+        return self._address
 
     def connect(self, address: str) -> None:
         """Set the address of the peer's native stream; empty: the peer has none."""
@@ -185,51 +208,123 @@ class Values:
         self._open[number] = _Offer(ref, then, where)
         return number
 
+    def keep(self, ref: ObjectRef, elsewhere: int = 0) -> int:
+        """Offer the value of an object for as long as the peer holds the object; return its number.
+
+        Args:
+            ref: the object.
+            elsewhere: the number under which a third node offers the value; 0: this node offers it.
+        """
+        numbers = self._kept.setdefault(ref.objref, [])
+        for number in numbers:
+            if number == elsewhere or (not elsewhere and self._offers.find(number) is not None):
+                return number
+        number = elsewhere or self._offers.offer(ref)
+        numbers.append(number)
+        self._open[number] = _Offer(ref, _nothing, {"objref": ref.objref}, True)
+        self.on_keep(ref)
+        return number
+
+    def kept_object(self, number: int) -> int | None:
+        """Return the object whose value is offered under a number for as long as the peer holds it."""
+        offer = self._open.get(number)
+        return None if offer is None or not offer.is_kept else offer.ref.objref
+
+    def offer_copy(self, ref: ObjectRef) -> int:
+        """Offer a copy of a remote value to any node, until `withdraw_copy`; return its number."""
+        return self._offers.offer(ref)
+
+    def withdraw_copy(self, number: int) -> None:
+        """Withdraw the offer of a copy."""
+        self._withdraw(number)
+
+    def kept(self) -> list[int]:
+        """Return the objects whose values are offered for as long as the peer holds them."""
+        return list(self._kept)
+
+    def release(self, objref: int) -> None:
+        """Withdraw the offers of an object that the peer does not hold any more."""
+        numbers = self._kept.pop(objref, ())
+        for number in numbers:
+            del self._open[number]
+            self._withdraw(number)
+        if numbers:
+            self.on_release(objref)
+
+    def _withdraw(self, number: int) -> None:
+        with contextlib.suppress(NotFoundError):  # a third node offers it
+            self._offers.drop(number)
+
     def answered(self, number: int) -> _Offer | None:
-        """Remove and return an offer that the peer has answered; None when there is no such offer."""
-        offer = self._open.pop(number, None)
-        if offer is not None:
+        """Return an offer that the peer has answered, and withdraw it unless it is kept; None: there is no such one."""
+        offer = self._open.get(number)
+        if offer is not None and not offer.is_kept:
+            del self._open[number]
             self._offers.drop(number)
         return offer
 
     # ---- incoming ----
 
-    def take(self, number: int, writer: Writer, kind: int) -> None:
-        """Fetch an announced value into its memory; `landed` is called when it is complete."""
-        self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._on_end)
+    def take(self, number: int, writer: Writer | Fill, kind: int, holder: str = "", offered: int = 0) -> None:
+        """Fetch an announced value into its memory; `landed` is called when it is complete.
+
+        Args:
+            number: of its offer.
+            writer: the memory.
+            kind: as announced.
+            holder: the address of the native stream that offers it; empty: the peer's.
+            offered: the number under which that stream offers it; 0: `number`.
+        """
+        offered = offered or number
+        on_end = partial(self._on_end, number, bool(holder))
+        self._arrivals._coming[offered] = _Arrival(self._arrivals, offered, writer, kind, on_end)
         client = self._offers.store.client
-        self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
-        self._puller.ask([number], self._address)
+        trace_record = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
+        self._transit[number] = offered, trace_record
+        self._puller.ask([offered], holder or self._address)
+
+    def is_on_its_way(self, number: int) -> bool:
+        """Return whether a value is being fetched."""
+        return number in self._transit
 
     def cancel(self, number: int) -> None:
         """Stop writing a value; `landed` is not called for it any more."""
-        arrival = self._arrivals._coming.pop(number, None)
+        offered, trace_record = self._transit.pop(number, (0, 0))
+        arrival = self._arrivals._coming.pop(offered, None)
         if arrival is not None:
             arrival.ended = True
             self._puller.cancel(arrival)
-            trace.end(self._offers.store.client, self._traced.pop(number, 0))
+            trace.end(self._offers.store.client, trace_record)
 
     def close(self) -> None:
         """Cancel all fetches and withdraw all offers, because the exchange has ended."""
-        for number in list(self._arrivals._coming):
+        for number in list(self._transit):
             self.cancel(number)
         for number in self._open:
-            self._offers.drop(number)
+            self._withdraw(number)
         self._open.clear()
+        self._kept.clear()
         # A thread that is connecting ends only after a while; the loop does not wait for it.
         threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()
 
-    def _on_end(self, number: int, error: BaseException | None) -> None:
+    def _on_end(self, number: int, is_elsewhere: bool, offered: int, error: BaseException | None) -> None:
         """Report the end of a fetch to the loop; runs on the stream's thread."""
 
         def report() -> None:
-            trace.end(self._offers.store.client, self._traced.pop(number, 0))
-            self.is_reachable = self.is_reachable and error is None
-            if self._arrivals._coming.pop(number, None) is not None:
-                self._landed(number, error)
+            if self._transit.get(number, (0, 0))[0] != offered:
+                return  # it was cancelled
+            trace.end(self._offers.store.client, self._transit.pop(number)[1])
+            self._arrivals._coming.pop(offered, None)
+            if not is_elsewhere:
+                self.is_reachable = self.is_reachable and error is None
+            self._landed(number, error)
 
         with contextlib.suppress(RuntimeError):  # the process ends, and its loop is closed
             self._loop.call_soon_threadsafe(report)
+
+
+def _nothing() -> None:
+    """Do nothing: nothing waits for the end of a kept offer."""
 
 
 def open_native(store: Store, access: Access, listen: str) -> Native:

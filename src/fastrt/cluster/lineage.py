@@ -1,9 +1,9 @@
 """Rebuilds objects of a lost node: runs the forwarded task that created them there again.
 
-Results of a forwarded task are sent here as soon as they exist. So with a node only those objects are lost that
-references in such results name: objects that the task put there, and results of tasks that it submitted. A task that
-returns references is therefore remembered as long as one of their values is missing here, and runs again when its node
-is lost. An object's number does not survive a run, but its place does: for example the third reference in the first
+With a node those objects are lost whose bytes only that node has: large results of forwarded tasks, and what references
+in results name: objects that a task put there, and results of tasks that it submitted. A task is therefore remembered
+as long as the value of one of its results, or of a reference in one, is missing here, and runs again when its node is
+lost. An object's number does not survive a run, but its place does: for example the third reference in the first
 result, and the second reference in that value. The object at the same place after the second run replaces it, so such a
 task must return the same references in the same order each time.
 
@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, remote
 from fastrt._core.objects.functions import function_name
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.remote_values import RemoteValues, Replacement, Source
 from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -71,13 +72,16 @@ class Lineage:
         store: this process's attachment.
         waiter: waits for references on behalf of the process's event loop.
         bytes_max: how many bytes all records may keep.
+        values: the remote values of this node.
 
     Attributes:
         wanted: numbers of the objects that rebuilds wait for, and how often each is waited for.
     """
 
-    def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int) -> None:
+    def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int, values: RemoteValues) -> None:
         self._store = store
+        self._values = values
+        values.rebuild = self.rebuild
         self._client = store.client
         self._waiter = waiter
         self._bytes_max = bytes_max
@@ -126,25 +130,28 @@ class Lineage:
     def _drop(self, record: weakref.ref[Record]) -> None:
         self._nbytes -= self._records.pop(record, 0)
 
-    def rebuild(self, task: int, ref: ObjectRef, origin: Origin | None, lost: str) -> None:
-        """Rebuild an object of a lost node; its value is copied into the local stand-in.
+    def stand_in(self, task: int) -> StandInResult:
+        """Return what seals a stand-in whose value has not arrived: the result of `task`."""
+        return StandInResult(self._store, self._values, task)
+
+    def rebuild(self, made: Made, origin: Origin | None, lost: str) -> None:
+        """Rebuild an object of a lost node.
 
         Args:
-            task: the task that seals the stand-in.
-            ref: the stand-in, which is kept until then.
+            made: takes the object's value, or an error.
             origin: where the object was named; None: no task's result named it.
             lost: how its node was lost, for the error.
         """
         if origin is None:
             why = "no task returned it, but an actor's method or a generator, or it was an argument: it is gone"
-            self._fail(task, ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
+            made.fail(ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
             return
         try:
             source = self._run_again(origin.record, lost)[origin.result]
         except FastrtError as exc:
-            self._fail(task, exc)
+            made.fail(exc)
             return
-        self._watch(task, ref, origin.path, f"{origin.record.name!r}: {lost}", source)
+        self._watch(made, origin.path, f"{origin.record.name!r}: {lost}", source)
 
     def _run_again(self, record: Record, lost: str) -> list[ObjectRef]:
         """Return the results of the task's next run; start that run unless it was started already."""
@@ -158,35 +165,66 @@ class Lineage:
             record.run = None
         return record.results
 
-    def _watch(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
+    def _watch(self, made: Made, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         self.wanted[source.objref] += 1
-        self._waiter.add(source, partial(self._follow, task, ref, path, about))
+        self._waiter.add(source, partial(self._follow, made, path, about))
 
-    def _follow(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
-        """Follow the path through a value that is ready: to the reference at the next place, or copy the last one."""
+    def _follow(self, made: Made, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
+        """Follow the path through a value that is ready: to the reference at the next place, or use the last one."""
         self.wanted -= Counter([source.objref])
         try:
-            kind, error, data = self._store.read(source)
-            contains = handles.contained(self._client, source)
-            if path and not error:
+            if path and not handles.describe(self._client, source)["error"]:
+                contains = handles.contained(self._client, source)
                 if path[0] >= len(contains):
                     raise ObjectLostError(f"an object of task {about}; when it ran again it made no such object")
-                self._watch(task, ref, path[1:], about, contains[path[0]])
-                return
-            if kind < CORE_KINDS_END and not error and core.finish_scalar(self._client, task, data):
-                return
-            self._copy(task, kind, error, data, contains)
+                self._watch(made, path[1:], about, contains[path[0]])
+            elif not self._values.follow(made, source):
+                made.copy_of(source)
         except FastrtError as exc:
-            self._fail(task, exc)
+            made.fail(exc)
 
-    def _copy(self, task: int, kind: int, error: bool, data: Any, contains: list[ObjectRef]) -> None:
+
+class StandInResult:
+    """The value of a stand-in that waits for it: the only result of a task of this process.
+
+    Args:
+        store: this process's attachment.
+        values: the remote values of this node.
+        task: the task.
+    """
+
+    def __init__(self, store: Store, values: RemoteValues, task: int) -> None:
+        self._store = store
+        self._client = store.client
+        self._values = values
+        self._task = task
+
+    def fail(self, error: FastrtError) -> None:
+        """Use an error."""
+        self._store.put_error(self._task, error)
+        core.finish(self._client, self._task)
+
+    def copy_of(self, ref: ObjectRef) -> None:
+        """Use the bytes of another object of this node."""
+        kind, error, data = self._store.read(ref)
+        if kind < CORE_KINDS_END and not error and core.finish_scalar(self._client, self._task, data):
+            return
+        contains = handles.contained(self._client, ref)
         view = memoryview(data).cast("B")
-        writer = self._store.result(task, 0, view.nbytes, kind, len(contains), error)
+        writer = self._store.result(self._task, 0, view.nbytes, kind, len(contains), error)
         if writer is not None:
             writer.copy(0, view)
             writer.seal(contains)
-        core.finish(self._client, task)
+        core.finish(self._client, self._task)
 
-    def _fail(self, task: int, error: FastrtError) -> None:
-        self._store.put_error(task, error)
-        core.finish(self._client, task)
+    def point_at(self, source: Source) -> None:
+        """Use the source of a remote value."""
+        about = handles.describe(self._client, source.ref)
+        where = (about["bytes"], about["kind"], source.exchange.node, source.objref)
+        ref = remote.seal_result(self._client, self._task, 0, *where)
+        core.finish(self._client, self._task)
+        if ref is not None:
+            self._values.add(Source(ref, source.exchange, source.objref, source.number, source.holder, source.ref))
+
+
+Made = Replacement | StandInResult

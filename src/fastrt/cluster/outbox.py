@@ -19,11 +19,11 @@ class Outgoing:
     may name objects whose values follow it. Further pieces take turns, so a value of a gigabyte delays no other one.
 
     Args:
-        frame: creates an empty Frame.
+        frame: creates a Frame, called without arguments or with leaving=True.
         piece: creates a further piece of a value: called with transfer, at, data.
     """
 
-    def __init__(self, frame: Callable[[], Any], piece: Callable[..., Any]) -> None:
+    def __init__(self, frame: Callable[..., Any], piece: Callable[..., Any]) -> None:
         self._frame = frame
         self._piece = piece
         self._small: deque[tuple[str, Any, int]] = deque()
@@ -31,7 +31,7 @@ class Outgoing:
         self._transfers = 0
         self.nbytes = 0  # of the queued small messages and first pieces
         self._news = asyncio.Event()
-        self._closed = self._stirred = False
+        self._closed = self._stirred = self._is_leaving = False
 
     def add(self, field: str, message: Any, nbytes: int = 64) -> None:
         """Queue a message, or a number, for a repeated field of the next frame."""
@@ -60,9 +60,10 @@ class Outgoing:
         self._stirred = True
         self._news.set()
 
-    def close(self) -> None:
-        """Hand out no more frames."""
+    def close(self, is_leaving: bool = False) -> None:
+        """Hand out no more frames, apart from one that says that this node leaves the cluster if it does."""
         self._closed = True
+        self._is_leaving = is_leaving
         self._news.set()
 
     async def next_frame(self) -> Any | None:
@@ -71,7 +72,9 @@ class Outgoing:
             self._news.clear()
             await self._news.wait()
         if self._closed:
-            return None
+            last = self._frame(leaving=True) if self._is_leaving else None
+            self._is_leaving = False
+            return last
         self._stirred = False
         frame, room = self._frame(), FRAME_BYTES
         while self._small and room > 0:

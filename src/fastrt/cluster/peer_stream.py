@@ -8,30 +8,23 @@ are stand-ins for objects of the owner (`references`).
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core.objects import handles, spill
-from fastrt._core.objects.scalar import CORE_KINDS_END
+from fastrt._core.objects import handles
 from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import HostedActor, HostedActors
-from fastrt.cluster.inbox import Arrivals, Arriving
-from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.ledger import AcceptedTask, Ledger
-from fastrt.cluster.lineage import Lineage, Origin
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
 from fastrt.cluster.references import PeerError, References
 from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
-from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.sent_functions import SentFunctions
+from fastrt.cluster.value_traffic import NodeTables, ValueTraffic
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
@@ -47,8 +40,6 @@ _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
 _HOPS_MAX = 255  # what a task's record can hold
-_SHORT_BYTES_MIN = 16 << 10  # the least size of offered values while the peer is short of room or the queue is long
-_BACKLOG_BYTES = 4 << 20
 
 
 class Exchange:
@@ -62,17 +53,14 @@ class Exchange:
         reported_room: the room for tasks on this node that the last frame to the peer reported.
         is_short: whether the peer's store is short of room, as last reported.
         ledger: the forwarded and the accepted tasks and calls.
-        values: large values over the native stream; None: there is none.
+        traffic: the values that cross the stream.
         out: the queue of messages to the peer.
-        arrivals: values in transit to this node.
         functions: the functions that the two nodes have sent each other.
 
     Args:
         store: this process's attachment.
         waiter: waits for references on behalf of the process's event loop.
-        native: this node's native stream for large values; None: they are sent in pieces between the tasks.
-        lineage: rebuilds objects of lost nodes; None: none are rebuilt.
-        budget: limits the arguments that are fetched ahead; None: this stream gets a separate budget.
+        tables: the node's tables of values; None: this stream gets its own.
     """
 
     RESULTS_MAX = 10_000  # of a task or call
@@ -81,9 +69,7 @@ class Exchange:
         self,
         store: Store,
         waiter: LoopWaiter,
-        native: Native | None = None,
-        lineage: Lineage | None = None,
-        budget: ArgumentBudget | None = None,
+        tables: NodeTables | None = None,
     ) -> None:
         self.node = ""
         self.name = ""
@@ -94,15 +80,12 @@ class Exchange:
         self._store = self.store = store
         self._client = self.client = store.client
         self.waiter = waiter
-        self._lineage = lineage or Lineage(store, waiter, 0)
         self.references = References(store, self._send_object, _Ref)
-        self.arrivals = Arrivals(self)
-        self._restoring = Restoring(store, waiter.loop)
-        self.budget = budget or ArgumentBudget(store.client)
-        self.budget.join(self, self.arrivals.admit_soon)
-        self.values = None if native is None else Values(native, self.arrivals.landed)
+        tables = tables or NodeTables(store, waiter)
+        self._budget = tables.budget
+        self.traffic = ValueTraffic(self, tables)
         self.functions = SentFunctions(store, self.references, self.out)
-        self.closed = False
+        self.closed = self._peer_leaves = False
         self.remote_actors = RemoteActors(self, store)
         self.hosted_actors = HostedActors(self, store)
         self.flows = Flows(self, store)
@@ -168,7 +151,7 @@ class Exchange:
                 continue
             self.ledger.take(number)
             self.flows.drop(number)
-            self.arrivals.drop(sent.task)
+            self.traffic.arrivals.drop(sent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
             self.end(sent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
             if sent.remote is not None:
@@ -191,7 +174,7 @@ class Exchange:
         sent = self.ledger.take(message.task)
         if sent is not None and sent.remote is not None:
             self.flows.drop(message.task)
-            self.arrivals.drop(sent.task)
+            self.traffic.arrivals.drop(sent.task)
             self.remote_actors.on_fallen(sent.remote, message.task, sent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
@@ -225,6 +208,8 @@ class Exchange:
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
         results = submission.submit(self._client, options, args, stream)
         self.accept(message, [results] if message.results == 1 else results, stream)
+        for ref in refs[: message.dependencies]:
+            self.traffic.remote.fetch(ref.objref, is_urgent=False)  # before a worker is free
 
     def accept(
         self,
@@ -241,7 +226,7 @@ class Exchange:
             self.out.add("ended", number)  # no result is expected
             return
         self.ledger.accept(number, AcceptedTask(made, len(made), hosted, is_call))
-        self.budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
+        self._budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
         if stream is not None:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
@@ -281,7 +266,7 @@ class Exchange:
         if accepted.hosted is not None and self.hosted_actors.send_fallen(accepted.hosted, number, ref):
             self._settle(number)
             return
-        self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
+        self.traffic.send(ref, partial(self._result_sent, number), task=number, result=k)
 
     def _result_sent(self, number: int) -> None:
         accepted = self.ledger.find_accepted(number)
@@ -294,7 +279,7 @@ class Exchange:
 
     def _settle(self, number: int) -> None:
         self.ledger.settle(number)
-        self.budget.ended(self, number)
+        self._budget.ended(self, number)
 
     def _on_cancel(self, message: Any) -> None:
         accepted = self.ledger.find_accepted(message.task)
@@ -302,7 +287,7 @@ class Exchange:
         if ref is not None:  # its value, the error, is sent like any other
             cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
 
-    # ---- values, both ways ----
+    # ---- objects ----
 
     def _send_object(self, ref: ObjectRef) -> None:
         if generators.is_stream(self._client, ref):
@@ -316,156 +301,7 @@ class Exchange:
         if actors.is_actor(self._client, ref):
             self.remote_actors.send_plan(ref)
         else:
-            self.send_value(ref, lambda: None, objref=ref.objref)
-
-    def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
-        """Send a value; `then` is called once it needs nothing on this node any more.
-
-        `where` holds the message fields that say which result, item or object it is.
-        """
-        nbytes = spill.size(self._client, ref.index)
-        least = _SHORT_BYTES_MIN if self.is_short or self.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
-        if nbytes >= least and self.values is not None and self.values.is_known:
-            about = handles.describe(self._client, ref)
-            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
-            number = self.values.offer(ref, then, where)
-            self.out.add(
-                "value",
-                _Value(
-                    kind=about["kind"], error=about["error"], size=nbytes, contains=contains, native=number, **where
-                ),
-            )
-        else:
-            self._send_pieces(ref, then, where)
-
-    def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
-        if self.closed:
-            return
-        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
-            self._restoring.add(ref, partial(self._send_now, then, where))
-        else:
-            self._send_now(then, where, ref, None)
-
-    def _send_now(
-        self, then: Callable[[], None], where: dict[str, int], ref: ObjectRef, error: FastrtError | None
-    ) -> None:
-        if self.closed:
-            return
-        try:
-            if error is not None:
-                raise error
-            kind, is_error, data = self._store.read(ref)
-        except FastrtError as exc:  # the peer gets the error as the value
-            kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
-        if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0
-            data = pickle.dumps(data, 5)
-            first = _Value(error=is_error, size=len(data), **where)
-        else:
-            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
-            first = _Value(kind=kind, error=is_error, size=len(data), contains=contains, **where)
-        self.out.add_value(first, memoryview(data).cast("B"), then)
-
-    def _on_value(self, message: Any) -> None:
-        if message.at:
-            self.arrivals.on_piece(message)
-            return
-        contains = [self.references.resolve(one) for one in message.contains]
-        if message.native and message.data:
-            self.arrivals.resume(message)
-            return
-        if message.item:
-            if not (self.flows if message.task else self.streams).on_item(message, contains):
-                self._refuse(message)
-            return
-        task = self._sink(message)
-        if task is None:
-            self._refuse(message)
-            return
-        self._remember(message, contains)
-        if message.task:
-            self.flows.end(message.task)
-        if message.kind == 0 and not message.error and len(message.data) == message.size:
-            value = pickle.loads(message.data)  # safe: the peer has proved the session's token
-            with contextlib.suppress(ObjectStoreFullError):  # `receive` below waits for room
-                if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
-                    self._sealed(message)
-                    return
-        self.arrivals.drop(task, message.result)
-        self.receive(message, contains, task, None)
-
-    def receive(
-        self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
-    ) -> None:
-        """Begin to receive a value: the message is all of it, its first piece, or its offer.
-
-        Args:
-            message: describes it.
-            contains: the references in it.
-            task: the task of this process whose result or item it is.
-            finish: called with the value once it is complete; None: it is a result.
-        Raises:
-            PeerError: the message is invalid.
-        """
-        make: Callable[..., Any] = self._store.create
-        place, then = -1, finish
-        if then is None:
-            make, place = partial(self._store.result, task, message.result), message.result
-            then = partial(self._arrived, message, task)
-        kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
-        about = (make, kind, message.error, contains, message.size, task, place, objref)
-        self.arrivals.begin(message, Arriving(*about, then))
-
-    def _refuse(self, message: Any) -> None:
-        """Answer the offer of a value that nothing on this node waits for."""
-        if message.native:
-            self.out.add("taken", message.native)
-
-    def _on_answer(self, number: int, again: bool) -> None:
-        """Handle the answer to an offer: the peer has taken the value, or requests it in pieces."""
-        offer = self.values.answered(number) if self.values is not None else None
-        if offer is not None and again:
-            self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
-        elif offer is not None:
-            offer.then()
-
-    def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
-        """Record which results name objects of the peer whose values are missing here."""
-        missing = [(k, one) for k, one in enumerate(map(self.references.find_waiting, contains)) if one is not None]
-        if not missing:
-            return
-        if message.objref:
-            origin = self.references.imported(message.objref).origin
-        else:
-            sent = self.ledger.find(message.task)
-            if sent is None or sent.remote is not None:
-                return  # objects that an actor created cannot be rebuilt
-            sent.record = sent.record or self._lineage.remember(sent.task)
-            origin = Origin(sent.record, message.result)
-        for k, standin in missing:
-            if standin.origin is None and origin is not None:
-                standin.origin = origin.at(k)
-
-    def _sink(self, message: Any) -> int | None:
-        """Return the task of this node whose result a value is; None when the value is not wanted any more."""
-        if message.objref:
-            standin = self.references.waiting(message.objref)
-            return None if standin is None else standin.task
-        sent = self.ledger.find(message.task)
-        return None if sent is None or sent.done else sent.task
-
-    def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
-        if message.objref:
-            core.finish(self._client, task)
-            self._sealed(message)
-
-    def _sealed(self, message: Any) -> None:
-        """Record that a value is sealed and its task has ended."""
-        if message.objref:
-            self.references.settled(message.objref)
-        else:
-            sent = self.ledger.find(message.task)
-            assert sent is not None
-            sent.done = True
+            self.traffic.send(ref, lambda: None, objref=ref.objref)
 
     # ---- the stream ----
 
@@ -484,9 +320,9 @@ class Exchange:
             if why is not None or self.node not in ("", frame.hello.node):
                 raise PeerError(f"its hello names node {frame.hello.node[:40]!r}: {why or 'the first named another'}")
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
-            if self.values is not None:
-                self.values.connect(frame.hello.native)
+            self.traffic.connect(frame.hello.native)
         self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
+        self._peer_leaves = self._peer_leaves or frame.leaving
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self.functions.on_function),
             (frame.actor, self.hosted_actors.on_actor),
@@ -495,7 +331,12 @@ class Exchange:
             (frame.call, self.hosted_actors.on_call),
             (frame.ask, self.remote_actors.on_ask),
             (frame.answer, self.remote_actors.on_answer),
-            (frame.value, self._on_value),
+            (frame.claim, self.traffic.on_claim),
+            (frame.value, self.traffic.on_value),
+            (frame.unknown, self.traffic.on_unknown),
+            (frame.where, self.traffic.on_where),
+            (getattr(frame, "from"), self.traffic.on_from),
+            (frame.copy, self.traffic.on_copy),
             (frame.plan, self.remote_actors.on_plan),  # after the messages that may name its actor for the first time
             (frame.ended, self._on_ended),
             (frame.fallen, self._on_fallen),
@@ -504,8 +345,9 @@ class Exchange:
             (frame.over, self.streams.on_over),
             (frame.reads, self._on_reads),
             (frame.cancel, self._on_cancel),
-            (frame.taken, partial(self._on_answer, again=False)),
-            (frame.again, partial(self._on_answer, again=True)),
+            (frame.withdrawn, self.traffic.on_withdrawn),
+            (frame.taken, partial(self.traffic.on_answer, again=False)),
+            (frame.again, partial(self.traffic.on_answer, again=True)),
             (frame.release, self._on_release),
             (frame.forget, self.functions.on_forget),  # after the messages that name them
             (frame.output, self.on_output),
@@ -538,34 +380,34 @@ class Exchange:
         self.references.released(message.objref, message.named)
         if self.references.exported_ref(message.objref) is None:
             self.streams.stop(message.objref)
+            self.traffic.released(message.objref)
 
     def tidy(self, needed: set[int]) -> None:
         """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""
         self.functions.tidy()
-        for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.remote_actors.is_used):
+        needed = needed | self.traffic.arrivals.named()
+        for objref, standin in self.references.given_up(needed, self.remote_actors.is_used):
             self.remote_actors.given_up(standin.ref.objref)
+            self.traffic.remote.forget(standin.ref.objref)
             self.streams.given_up(objref)
             if standin.task is not None:
-                self.arrivals.drop(standin.task)
+                self.traffic.arrivals.drop(standin.task)
                 self.end(standin.task, TaskCancelledError("no reference to this object is left"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
-    def close(self, why: str, is_lost: bool = True) -> None:
+    def close(self, why: str, is_lost: bool = True, is_leaving: bool = False) -> None:
         """End the stream: forwarded tasks run again, tasks of the peer end, values that only the peer has are lost.
 
         Args:
             why: the reason.
             is_lost: whether the peer may be lost; False: this node ends the stream.
+            is_leaving: this node leaves the cluster, and its last frame says so.
         """
         if self.closed:
             return
         self.closed = True
-        self.out.close()
-        self.budget.leave(self)
-        self._restoring.close()
-        if self.values is not None:
-            self.values.close()
-        self.arrivals.clear()
+        self.out.close(is_leaving)
+        self.traffic.close(self._peer_leaves)
         what = "was lost" if is_lost else "is disconnected"
         lost = f"node {self.name or '(unnamed)'} {what}: {why}"
         self.remote_actors.close(self._take_back, lost)
@@ -578,9 +420,7 @@ class Exchange:
             elif not core.retry(self._client, sent.task):
                 attempts = core.info(self._client, sent.task)["attempts"]
                 self.end(sent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
-        for standin in self.references.unfinished():
-            assert standin.task is not None
-            self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
+        self.traffic.lose(lost, self._peer_leaves)
         for accepted in self.ledger.all_accepted():
             cancel_in(self._store, accepted.results[0])
         self.ledger.clear()

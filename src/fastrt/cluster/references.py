@@ -2,9 +2,10 @@
 
 Exports are objects of this node that the peer holds: they are kept alive for it, and each counts how often it was
 named. Imports are objects of the peer that this node holds: each has a stand-in, a local object that gets the same
-value once it has arrived. A stand-in that only this process holds is released. The release message says how many times
-the peer had named the object. If the peer has named it once more meanwhile, the two counts differ, and the peer sends
-the value again. So neither side waits for a message, and nothing is released too early.
+value once it has arrived, or that says where it is (`remote_values`). A stand-in that only this process holds is
+released. The release message says how many times the peer had named the object. If the peer has named it once more
+meanwhile, the two counts differ, and the peer sends the value again. So neither side waits for a message, and nothing
+is released too early.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, remote
 from fastrt._core.tasks import generators
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.lineage import Origin
@@ -30,7 +31,10 @@ class PeerError(FastrtError):
 
 @dataclass
 class StandIn:
-    """The local object that represents one of the peer: `task` seals it; None once it is sealed."""
+    """The local object that represents one of the peer: `task` seals it; None once it is sealed.
+
+    The value of a sealed one is a copy, or it is remote: the peer keeps the bytes.
+    """
 
     ref: ObjectRef
     task: int | None
@@ -82,6 +86,27 @@ class References:
         export.named += 1
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
+    def keep(self, ref: ObjectRef) -> bool:
+        """Name a result to the peer that stays here until the peer releases it; False if the peer knows it already."""
+        if ref.objref in self._exports or ref.objref in self._peer_objrefs:
+            return False
+        self._exports[ref.objref] = _Export(ref, 1)
+        return True
+
+    def name_again(self, ref: ObjectRef) -> None:
+        """Name an object to the peer that it has claimed: it held the object on an earlier stream."""
+        export = self._exports.setdefault(ref.objref, _Export(ref))
+        export.named += 1
+
+    def kept(self, objref: int, ref: ObjectRef, origin: Origin | None) -> bool:
+        """Use a local result as the stand-in for an object that the peer keeps; False if there is one already."""
+        if objref in self._imports:
+            return False
+        self._imports[objref] = StandIn(ref, None, 1, origin)
+        self._peer_objrefs[ref.objref] = objref
+        self._held(ref)
+        return True
+
     def resolve(self, message: Any) -> ObjectRef:
         """Return the object that the peer has named: an object of this node, or the stand-in for one of the peer.
 
@@ -112,7 +137,9 @@ class References:
         """Record that the value of an object of the peer has arrived."""
         standin = self.waiting(objref)
         if standin is not None:
-            standin.task = standin.origin = None
+            standin.task = None
+            if not remote.is_remote(self._store.client, standin.ref.index, standin.ref.objref):
+                standin.origin = None
             self._held(standin.ref)
 
     def _held(self, ref: ObjectRef) -> None:
@@ -126,14 +153,20 @@ class References:
         """Return the stand-in for an object of the peer."""
         return self._imports[objref]
 
+    def find(self, objref: int) -> StandIn | None:
+        """Return the stand-in for an object of the peer; None when there is none."""
+        return self._imports.get(objref)
+
     def waiting(self, objref: int) -> StandIn | None:
         """Return the stand-in that waits for the value of the peer's object; None when no stand-in waits for it."""
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
 
-    def find_waiting(self, ref: ObjectRef) -> StandIn | None:
-        """Return the record of a stand-in that waits for its value; None for any other object."""
-        return self.waiting(self._peer_objrefs.get(ref.objref, -1))
+    def find_missing(self, ref: ObjectRef) -> StandIn | None:
+        """Return the record of a stand-in whose value is not on this node; None for any other object."""
+        found = self._imports.get(self._peer_objrefs.get(ref.objref, -1))
+        is_here = found is None or (found.task is None and not remote.is_missing(self._store.client, ref))
+        return None if is_here else found
 
     def released(self, objref: int, named: int) -> None:
         """Handle the peer's release of an object of this node; the peer had received its name `named` times."""
@@ -196,6 +229,12 @@ class References:
     def unfinished(self) -> list[StandIn]:
         """Return the stand-ins that still wait for their values; used when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]
+
+    def remote(self) -> list[StandIn]:
+        """Return the stand-ins whose values the peer keeps; used when the stream has ended."""
+        client = self._store.client
+        sealed = [one for one in self._imports.values() if one.task is None]
+        return [one for one in sealed if remote.is_remote(client, one.ref.index, one.ref.objref)]
 
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
         """Yield (objref, force, alone) for objects of the peer whose tasks were cancelled since the last call."""

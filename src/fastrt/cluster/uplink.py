@@ -19,13 +19,12 @@ import grpc
 import grpc.aio
 
 from fastrt._core.memory.clients import KIND_WORKER, table
+from fastrt._core.objects import handles
 from fastrt._core.tasks import admission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
-from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.daemon_link import Orders
 from fastrt.cluster.large_values import open_native
-from fastrt.cluster.lineage import Lineage
 from fastrt.cluster.load import Claims, LoadWatch
 from fastrt.cluster.membership import JOIN, refused_report
 from fastrt.cluster.peer import Peer, nearest
@@ -33,6 +32,7 @@ from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
+from fastrt.cluster.value_traffic import NodeTables
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import reachable
@@ -42,6 +42,7 @@ from fastrt.net.grpc.streams import Access
 from fastrt.node.keys import ActorKey
 from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import LoopWaiter
 
 _SET = message_set("node")
@@ -81,7 +82,9 @@ class Uplink:
         self._workers: int = settings["workers"]
         self._waiter = LoopWaiter(store, asyncio.get_running_loop())
         self._native = open_native(store, access, settings["listen"])
-        self._lineage = Lineage(store, self._waiter, settings["lineage_bytes"])
+        limits = (settings["lineage_bytes"], settings["keep_bytes"])
+        self._tables = NodeTables(store, self._waiter, self._native, *limits)
+        self._members: set[str] | None = None  # as the head has last reported them
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
@@ -96,20 +99,23 @@ class Uplink:
         self._claims = Claims(self._client, self._forward_all)
         self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
-        self._budget = ArgumentBudget(self._client)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
             messages.ActorEnded: lambda message: self._news.set(),
             messages.TaskOutput: self._on_output,
             messages.ReadsOutput: self._on_readers,
+            messages.KeptObjects: self._on_kept,
+            messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._tables.kept.find, self._tables.kept.on_drop = self._find_kept, self._orders.release
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
         """Serve until SIGTERM comes or the process that started this one ends."""
         loop = asyncio.get_running_loop()
+        self._tables.remote.adopt()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
         server, address = await streams.serve(
@@ -133,8 +139,9 @@ class Uplink:
             self._stopping.set()
             for one in background:
                 one.cancel()
+            self._tables.remote.is_ending = True
             for exchange in list(self._exchanges):
-                exchange.close("the node that forwarded it left the cluster")
+                exchange.close("the node that forwarded it left the cluster", is_leaving=True)
             self._ended.set()
             await server.stop(_END_S)
             self._waiter.close()
@@ -194,6 +201,8 @@ class Uplink:
         there = {node: report for node, report in members.items() if node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
+        self._members = set(members)
+        self._claim()
         self._orders.report_members(members.values())
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
@@ -207,9 +216,33 @@ class Uplink:
             self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
         return why is None
 
+    def _on_kept(self, message: messages.KeptObjects) -> None:
+        """Hold the objects that an earlier uplink kept for other nodes, until they claim them."""
+        self._orders.adopt(message.objects)
+        for row in message.objects:
+            try:
+                self._tables.kept.keep(row.node, [handles.acquire(self._client, row.objref, row.entry)])
+            except FastrtError:
+                self._orders.release(row.node, row.objref)
+
+    def _find_kept(self, node: str, objref: int) -> ObjectRef | None:
+        """Return an object that a node holds over a stream that has not ended here yet."""
+        refs = (one.references.exported_ref(objref) for one in self._exchanges if one.node == node)
+        return next((ref for ref in refs if ref is not None), None)
+
+    def _claim(self) -> None:
+        """Connect to the nodes that keep values for this one, and give up those that have left."""
+        self._tables.remote.tend(self._members)
+        self._tables.kept.tend(self._members)
+        for node in self._tables.remote.absent():
+            peer = self._peers.get(node)
+            if peer is not None and peer.report is not None:
+                self._call_soon(peer)
+
     # ---- streams to other nodes ----
 
     async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
+        await self._orders.ready.wait()  # the objects that are kept for other nodes have come before
         await self._exchange(requests, context.write)
 
     async def _call(self, peer: Peer) -> None:
@@ -228,7 +261,10 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        exchange = Exchange(self._store, self._waiter, self._native, self._lineage, self._budget)
+        exchange = Exchange(self._store, self._waiter, self._tables)
+        if exchange.traffic.values is not None:
+            exchange.traffic.values.on_keep = lambda ref: self._orders.keep(exchange.node, ref)
+            exchange.traffic.values.on_release = lambda objref: self._orders.release(exchange.node, objref)
         exchange.on_output = self._pass_output_to_drivers
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
@@ -238,7 +274,7 @@ class Uplink:
             async for frame in frames:
                 if not exchange.node and not frame.HasField("hello"):
                     raise PeerError("its first frame has no hello, which names the node")
-                await exchange.arrivals.room_for(frame)
+                await exchange.traffic.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
         except grpc.aio.AioRpcError as exc:
@@ -260,7 +296,7 @@ class Uplink:
         frame = exchange.first_frame(self._report)
         while frame is not None:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
-            frame.short = exchange.arrivals.is_short
+            frame.short = exchange.traffic.arrivals.is_short
             await write(frame)
             frame = await exchange.out.next_frame()
 
@@ -378,10 +414,12 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
+                self._claim()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
+                used = self._tables.remote.tidy() | set(self._tables.lineage.wanted) | self._finder.kept()
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
-                    exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
+                    exchange.tidy(needed | used)
             self._news.clear()
             self._tick = self._next_tick()
             try:
@@ -398,6 +436,7 @@ class Uplink:
             or self._finder.kept()
             or any(peer.output for peer in self._peers.values())
             or any(exchange.references.has_stand_ins for exchange in self._exchanges)
+            or self._tables.remote.absent()
         )
 
     def _next_tick(self) -> float:
@@ -520,8 +559,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether it announces its address only once the head has answered), lineage_bytes, patience_s (the store's),
-            token_file, tls, insecure.
+            (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, patience_s
+            (the store's), token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:

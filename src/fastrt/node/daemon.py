@@ -23,7 +23,7 @@ from typing import Any
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_DAEMON, Client, admit, table, want_workers
 from fastrt._core.memory.segment import Segment, sweep
-from fastrt._core.objects import functions, spill
+from fastrt._core.objects import functions, remote, spill
 from fastrt._core.tasks import tasks
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import LockStuck
@@ -32,6 +32,7 @@ from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
+from fastrt.node.kept import KeptObjectTable
 from fastrt.node.members import FORKED, Members
 from fastrt.node.memory_limit import KillCounters
 from fastrt.node.output import Output
@@ -47,6 +48,7 @@ from fastrt.store.messages import (
     ClusterNodes,
     Configure,
     End,
+    Fetch,
     FindActor,
     Forked,
     ForkFailed,
@@ -55,6 +57,7 @@ from fastrt.store.messages import (
     Holds,
     Join,
     JoinAgain,
+    KeepObject,
     Leave,
     Left,
     ListGroups,
@@ -68,6 +71,7 @@ from fastrt.store.messages import (
     Ready,
     Reconnect,
     Refused,
+    ReleaseObject,
     RemoteOutput,
     RemoveGroup,
     Restore,
@@ -158,6 +162,7 @@ class Daemon:
                 session["sys_path"], session["preload"], self.socket_path, config.spin_us / 1e6, config.advice,
                 config.store_patience_s, config.record_call_sites, config.library_threads, config.cleanup_timeout_s,
             ))  # fmt: skip
+        self._kept = KeptObjectTable(self._client)
         self._handlers = self._handler_table()
         self._report_handlers = self._report_handler_table()
         if adopt is not None:
@@ -177,7 +182,7 @@ class Daemon:
             Unblocked: self._on_unblocked,
             MayWait: self._on_may_wait,
             Spill: lambda link, message: self._spiller.make_room(message.nbytes),
-            Restore: lambda link, message: self._spiller.restore(message.entry, message.objref),
+            Restore: self._on_restore,
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
             ListNodes: self._on_list_nodes,
@@ -185,10 +190,23 @@ class Daemon:
             RemoveGroup: self._on_remove_group,
             FindActor: admission.on_find,
             SearchEnded: admission.on_search_ended,
-            ClusterNodes: admission.on_cluster,
+            ClusterNodes: self._on_cluster,
             Holds: admission.on_holds,
+            KeepObject: self._kept.keep,
+            ReleaseObject: self._kept.release,
             RemoteOutput: self._output.on_remote_output,
         }
+
+    def _on_cluster(self, link: Link, message: ClusterNodes) -> None:
+        self._kept.connect(link)  # first: the uplink serves other nodes once it knows the resources
+        self._admission.on_cluster(link, message)
+
+    def _on_restore(self, link: Link, message: Restore) -> None:
+        """Have the bytes of a value brought back: from another node if that one keeps them, else from their file."""
+        if not remote.is_remote(self._client, message.entry, message.objref):
+            self._spiller.restore(message.entry, message.objref)
+        elif self._admission.uplink is not None:
+            self._admission.uplink.post(Fetch(message.entry, message.objref))
 
     def _report_handler_table(self) -> dict[type[Message], Callable[[Any, list[int]], None]]:
         """The method for each report of the zygote; `Pool.receive` has brought its counts up to date."""
@@ -501,6 +519,7 @@ class Daemon:
             self._swept_at = now
             with contextlib.suppress(LockStuck):
                 functions.sweep(self._client)
+        self._kept.tend(self._admission.uplink)
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)

@@ -1,7 +1,8 @@
 """Spilling: values that have not been used for long go to files, and are restored when they are read.
 
 A thread does the work, so that no disk holds up the daemon, and only on request: a client that finds the store full
-asks for room, a client that reads a spilled value asks for the value. A file is removed when its value is back in
+asks for room, a client that reads a spilled value asks for the value. Copies of values that other nodes keep are
+dropped before others are spilled. A file is removed when its value is back in
 memory or no longer referenced; `spill_files` protects its contents.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from fastrt._core.memory import trace
 from fastrt._core.memory.clients import Client
-from fastrt._core.objects import spill
+from fastrt._core.objects import remote, spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
 from fastrt.node.spill_files import SpillFiles
@@ -72,6 +73,10 @@ class Spiller:
         for _, _, index, objref in spill.candidates(self._client):
             if freed >= wanted and freed:
                 break
+            copy = remote.drop_copy(self._client, index, objref)
+            if copy:
+                freed += copy
+                continue
             data = spill.begin(self._client, index, objref)
             if data is None:
                 continue

@@ -138,10 +138,12 @@ def objects(store: Store) -> list[Row]:
     Args:
         store: any process's attachment.
     Returns:
-        Rows with object_id, state ("pending", "sealed", "spilled", ...), bytes, type, what ("value", "result",
-        "function ..." or "actor"), refs and pins (pids that hold a reference, and a view or a running argument),
-        counted (number of values and unfinished tasks that name it), error (whether get raises it), site (the line
-        that created it; "" if call sites are not recorded), stored (bytes of memory that its block takes).
+        Rows with object_id, state ("pending", "sealed", "spilled", "remote", ...), bytes, type, what ("value",
+        "result", "function ..." or "actor"), refs and pins (pids that hold a reference, and a view or a running
+        argument), counted (number of values and unfinished tasks that name it), error (whether get raises it), site
+        (the line that created it; "" if call sites are not recorded), stored (bytes of memory that its block takes),
+        kept_by (the NodeID of the node that keeps the value if it is not this one: `stored` then counts a copy; else
+        "").
     """
     names = Names(store)
     pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
@@ -159,7 +161,7 @@ def objects(store: Store) -> list[Row]:
                 "object_id": f"{row['objref']:016x}", "state": row["state"], "bytes": row["bytes"],
                 "type": _type_of(row), "what": what, "refs": _pids(row["refs"], pids), "pins": _pids(row["pins"], pids),
                 "counted": row["counted"], "error": row["error"], "site": lines.get(row["site"], ""),
-                "stored": row["room"] if row["state"] != "spilled" else 0,
+                "stored": row["room"] if row["state"] not in ("spilled", "remote") else 0, "kept_by": row["node"],
             }
         )  # fmt: skip
     return found
@@ -217,6 +219,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "objects": (
         "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",
+        "kept_by",
     ),
     "workers": (
         "pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "cpu_s", "rss",

@@ -54,8 +54,8 @@ class Summary:
     """The result of `summary`.
 
     Attributes:
-        totals: objects and bytes by state: pending, sealed, spilled; pinned and inline (in the table itself) are
-            parts of sealed. And bytes_used, bytes_max of the store.
+        totals: objects and bytes by state: pending, sealed, spilled, remote; pinned and inline (in the table itself)
+            are parts of sealed. And bytes_used, bytes_max of the store.
         processes: rows with pid, kind, name, objects, bytes (that it holds), pinned (bytes that it has in use).
         groups: largest first.
         objects: the rows of `listing.objects`.
@@ -89,7 +89,7 @@ def summary(store: Store, before: Sequence[Row] | None = None) -> Summary:
     usage = fsck.usage(client)
     totals: Counter[str] = Counter(bytes_used=usage["bytes_used"], bytes_max=usage["bytes_max"])
     for row in objects:
-        state = row["state"] if row["state"] in ("pending", "spilled") else "sealed"
+        state = row["state"] if row["state"] in ("pending", "spilled", "remote") else "sealed"
         totals[f"{state}_objects"] += 1
         totals[f"{state}_bytes"] += row["bytes"]
         if row["pins"]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client, ForkedHandle
-from fastrt._core.objects import handles, scalar, spill, unread, unread_list
+from fastrt._core.objects import handles, remote, scalar, spill, unread, unread_list
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import (
@@ -261,54 +261,70 @@ class Store:
             value = handles.read_scalar(self.client, refs, _MISSING, self.spin_s)
             if value is not _MISSING:
                 return value
+            deadline = None if timeout is None else time.monotonic() + timeout
             self.wait_ready([refs], timeout, 0.0)  # read_scalar has spun already
-            return self.load(refs, copy)
+            return self.load(refs, copy, deadline)
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
         listed = list(refs)
         for ref in listed:
             if not isinstance(ref, ObjectRef):
                 raise TypeError(f"get takes ObjectRefs; the list has a {kind_of(ref)}")
+        deadline = None if timeout is None else time.monotonic() + timeout
         self.wait_ready(listed, timeout, self.spin_s)
         values = handles.read_scalars(self.client, listed, _MISSING)
         others = [k for k, value in enumerate(values) if value is _MISSING]
         # An error ends the wait early, so values before it in the list may not be ready yet.
         others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
+        if len(others) > 1:
+            self._fetch_ahead([listed[k] for k in others])
         try:
             for k in others:
-                values[k] = self.load(listed[k], copy)
+                values[k] = self.load(listed[k], copy, deadline)
         except BaseException:
             unread.mark(self.client, listed)  # one error stands for all of them
             raise
         return values
 
-    def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
+    def _fetch_ahead(self, refs: list[ObjectRef]) -> None:
+        """Have the bytes of all remote values brought here, before they are read one after the other."""
+        for ref in refs:
+            if self.tell is not None and remote.is_missing(self.client, ref):
+                self.tell(Restore(ref.index, ref.objref))
+
+    def read(self, ref: ObjectRef, raw: bool = False, deadline: float | None = None) -> tuple[int, bool, Any]:
         """Return the stored form of a ready reference's value: (kind, whether it is an error, data).
 
         Args:
             raw: return the bytes of the arena for every kind.
+            deadline: of the monotonic clock, for bytes that another node has; None: no limit.
         Returns:
             `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
             with `raw` always bytes or a view.
         Raises:
             ObjectLostError: it was spilled, and its file is gone or damaged.
             ObjectStoreFullError: there is no room to bring it back.
+            GetTimeoutError: the deadline passed.
         """
         found = handles.read(self.client, ref, raw)
         while found is None:
-            self._restore(ref)
+            if remote.is_missing(self.client, ref):
+                with self.blocked():
+                    self._restore(ref, deadline)
+            else:
+                self._restore(ref)
             found = handles.read(self.client, ref, raw)
         if found[0] == spill.KIND_LOST:
             raise self._lost(ref)
         return found
 
-    def load(self, ref: ObjectRef, copy: bool | None = None) -> Any:
-        """Return the value of a ready reference; `copy` as for `serialize.deserialize`.
+    def load(self, ref: ObjectRef, copy: bool | None = None, deadline: float | None = None) -> Any:
+        """Return the value of a ready reference; `copy` as for `serialize.deserialize`, `deadline` as for `read`.
 
         Raises:
             Exception: the error that the reference holds.
         """
-        kind, is_error, data = self.read(ref)
+        kind, is_error, data = self.read(ref, False, deadline)
         if kind < scalar.CORE_KINDS_END:
             value = data
         else:
@@ -328,11 +344,15 @@ class Store:
             "damaged or unreadable; the node daemon's error output says which"
         )
 
-    def _restore(self, ref: ObjectRef) -> None:
-        """Ask the daemon to restore a spilled value, and wait for it, and for room if the store is full.
+    def _restore(self, ref: ObjectRef, deadline: float | None = None) -> None:
+        """Ask the daemon to bring back the bytes of a value, and wait for them, and for room if the store is full.
+
+        Bytes on another node may take long: a large value has a long way, a lost one is made again first. The request
+        is repeated meanwhile, because the process that serves it may be killed.
 
         Raises:
             ObjectStoreFullError: the store stays full.
+            GetTimeoutError: the deadline passed.
         """
         wanted = handles.describe(self.client, ref)["bytes"]
         waiting = room.RoomWait(self, wanted, self.serves)
@@ -342,8 +362,11 @@ class Store:
             seen = spill.rounds(self.client)
             if self.tell is not None:
                 self.tell(Restore(ref.index, ref.objref))
-            if spill.wait_restored(self.client, ref, patience_s):
+            left_s = patience_s if deadline is None else min(patience_s, deadline - time.monotonic())
+            if spill.wait_restored(self.client, ref, left_s):
                 return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise GetTimeoutError(f"the value of {ref} is on another node, and has not arrived in time; wait again")
             patience_s = min(1.0, 2 * patience_s)
             if self.check_wait is not None:
                 self.check_wait()
@@ -353,7 +376,7 @@ class Store:
                     waiting.stir()
                 else:
                     why = waiting.look()
-            elif time.monotonic() - asked_at > _SPILL_PATIENCE_S:
+            elif time.monotonic() - asked_at > _SPILL_PATIENCE_S and not remote.is_missing(self.client, ref):
                 why = "the node daemon does not answer"
             if why:
                 error = ObjectStoreFullError("a spilled value cannot be restored")

@@ -164,6 +164,13 @@ class Restore(Message):
     objref: U64
 
 
+class Fetch(Message):
+    """Fetch the bytes of a remote value; the fields are those of `Restore`. From the daemon to the uplink."""
+
+    entry: U32
+    objref: U64
+
+
 class ActorsChanged(Message):
     """An actor or a bundle was created or ended: look at their records now."""
 
@@ -313,6 +320,35 @@ class Holds(Message):
 
     node: str
     objects: list[HeldObject]
+
+
+class KeepObject(Message):
+    """Hold an object, given its number and the index of its entry, because another node holds it; from the uplink."""
+
+    node: str
+    objref: U64
+    entry: U32
+
+
+class ReleaseObject(Message):
+    """Another node does not hold an object any more; from the uplink."""
+
+    node: str
+    objref: U64
+
+
+class KeptObject(NamedTuple):
+    """A row of `KeptObjects`; its fields are those of `KeepObject`."""
+
+    node: str
+    objref: U64
+    entry: U32
+
+
+class KeptObjects(Message):
+    """Objects that other nodes hold, for an uplink that has taken the place of another one."""
+
+    objects: list[KeptObject]
 
 
 class SearchActor(Message):

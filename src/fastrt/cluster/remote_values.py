@@ -1,0 +1,386 @@
+"""Values that other nodes keep for this one: where they are, how they are fetched, and what follows when they are lost.
+
+A large result stays on the node that made it, and a large object that another node names stays there until a process of
+this node reads it. The local object is sealed without bytes (`_core.objects.remote`). A read asks the daemon for them,
+the daemon asks the uplink, and the uplink fetches them straight from a node that has them.
+
+When the stream to a node ends, both nodes wait `CLAIM_S` for the next one. The node that keeps values holds them for so
+long (`Kept`), and the other one claims them on the next stream: so neither a cut network nor a killed uplink loses a
+value. A value is lost when its node leaves the cluster, does not come back in time, or does not know it any more. Then
+a copy in memory here becomes an ordinary value, and a value without a copy is made again by `lineage` or becomes an
+error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.objects import handles, remote
+from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
+from fastrt.store.client import NO_ROOM, Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import Serialized, serialize
+
+if TYPE_CHECKING:
+    from fastrt.cluster.lineage import Origin
+    from fastrt.cluster.peer_stream import Exchange
+
+CLAIM_S = 30.0  # after the end of a stream, both nodes keep what they have for each other for so long
+GONE_S = 3.0  # a node that has left the cluster for so long does not come back: an uplink that was killed is faster
+
+
+@dataclass
+class Source:
+    """Where the bytes of a remote value are.
+
+    Attributes:
+        ref: the local object.
+        exchange: the stream to the node that has named the value; it lasts as long as this source.
+        objref: the object's number on that node.
+        number: the number under which a native stream offers the value.
+        holder: the address of that stream; empty: the named node's.
+        same_as: another local object with the same source, which it keeps valid.
+        offered: the number under which this node offers its copy to other nodes; 0: it does not.
+    """
+
+    ref: ObjectRef
+    exchange: Exchange
+    objref: int
+    number: int
+    holder: str
+    same_as: ObjectRef | None = None
+    offered: int = 0
+
+    @property
+    def address(self) -> str:
+        """The address of the native stream that has the value."""
+        values = self.exchange.traffic.values
+        return self.holder or (values.address if values is not None else "")
+
+
+@dataclass
+class Unclaimed:
+    """A remote value whose stream has ended: its local object, and how to make it again."""
+
+    ref: ObjectRef
+    origin: Origin | None = None
+    same_as: ObjectRef | None = None
+
+
+@dataclass
+class _Absent:
+    """A node whose stream has ended: why, until when it may come back, and what it keeps for this node, by number."""
+
+    why: str
+    until: float
+    values: dict[int, list[Unclaimed]] = field(default_factory=dict)
+    is_back: bool = False  # it has left the cluster, and joined it again
+
+
+class RemoteValues:
+    """The remote values of this node.
+
+    Args:
+        store: the uplink's attachment.
+
+    Attributes:
+        rebuild: called with a lost value's replacement, its origin, and how its node was lost.
+        is_ending: this node leaves the cluster: values that are lost from now on are not made again.
+        is_named: returns whether another node holds an object of this node.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._client = store.client
+        self._sources: dict[int, Source] = {}
+        self._offers: dict[tuple[Exchange, int], Source] = {}  # by stream and number
+        self._absent: dict[str, _Absent] = {}
+        self._lost: dict[int, list[Callable[[], object]]] = {}  # values that are made again, and callbacks
+        self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
+        self.is_ending = False
+        self.is_named: Callable[[int], bool] = lambda objref: False
+
+    def adopt(self) -> None:
+        """Take over the values that an earlier uplink process of this node knew; they are claimed from their nodes."""
+        for index, objref, node, there in remote.sources(self._client):
+            with contextlib.suppress(FastrtError):  # dropped meanwhile
+                ref = handles.acquire(self._client, objref, index)
+                absent = self._absent.setdefault(node, _Absent("its stream to this node ended", _deadline()))
+                absent.values.setdefault(there, []).append(Unclaimed(ref))
+
+    def add(self, source: Source) -> None:
+        """Record where a value is that was just sealed as a remote one."""
+        self._sources[source.ref.objref] = source
+        self._offers[source.exchange, source.number] = source
+
+    def _remove(self, source: Source) -> None:
+        del self._sources[source.ref.objref]
+        if self._offers.get((source.exchange, source.number)) is source:
+            del self._offers[source.exchange, source.number]
+        if source.offered and source.exchange.traffic.values is not None:
+            source.exchange.traffic.values.withdraw_copy(source.offered)
+
+    def find(self, objref: int) -> Source | None:
+        """Return where an object's value is; None when it is not known, or is a value of this node."""
+        return self._sources.get(objref)
+
+    def find_offer(self, exchange: Exchange, number: int) -> Source | None:
+        """Return the value that a peer offers under a number; None when this node does not know it any more."""
+        return self._offers.get((exchange, number))
+
+    def wanted(self, index: int, objref: int) -> None:
+        """Fetch the bytes of a value that a process waits for.
+
+        A value without a known source is lost: a process died when it was about to record where the value is.
+        """
+        if objref in self._sources or objref in self._lost or self._is_absent(objref):
+            self.fetch(objref)
+            return
+        with contextlib.suppress(FastrtError):  # dropped meanwhile
+            ref = handles.acquire(self._client, objref, index)
+            if remote.is_missing(self._client, ref):
+                why = "an object of another node is lost: the process that knew where its value is was killed"
+                Replacement(self._store, self, ref).fail(ObjectLostError(why))
+
+    def _is_absent(self, objref: int) -> bool:
+        waiting = (values for absent in self._absent.values() for values in absent.values.values())
+        return any(one.ref.objref == objref for values in waiting for one in values)
+
+    def fetch(self, objref: int, is_urgent: bool = True) -> None:
+        """Fetch the bytes of a value if they are not here; `is_urgent`: a process waits for them."""
+        source = self._sources.get(objref)
+        if source is not None and remote.is_missing(self._client, source.ref):
+            source.exchange.traffic.arrivals.fetch(source, is_urgent)
+
+    def forget(self, objref: int) -> None:
+        """Forget a value that this node does not need any more."""
+        source = self._sources.get(objref)
+        if source is not None:
+            self._remove(source)
+            source.exchange.traffic.arrivals.cancel(source.number)
+
+    # ---- streams that end, and begin again ----
+
+    def detach(self, exchange: Exchange, origins: Iterable[tuple[ObjectRef, Origin | None]], why: str) -> None:
+        """Handle the end of a stream: its node may come back and still have the values.
+
+        Args:
+            exchange: the stream.
+            origins: the local objects whose values its peer keeps, and how to make each again.
+            why: how the peer was lost.
+        """
+        known = {ref.objref: origin for ref, origin in origins}
+        gone = [source for source in self._sources.values() if source.exchange is exchange]
+        if not gone:
+            return
+        absent = self._absent.setdefault(exchange.node, _Absent(why, _deadline()))
+        for source in gone:
+            self._remove(source)
+            unclaimed = Unclaimed(source.ref, known.get(source.ref.objref), source.same_as)
+            absent.values.setdefault(source.objref, []).append(unclaimed)
+        if self.is_ending:
+            self.lose(exchange.node, why)
+
+    def claims(self, node: str) -> list[int]:
+        """Return the numbers of the values to claim from a node that has come back; unused ones are forgotten."""
+        absent = self._absent.get(node)
+        if absent is None:
+            return []
+        for number, values in list(absent.values.items()):
+            used = [one for one in values if self._is_used(one.ref)]
+            if used:
+                absent.values[number] = used
+            else:
+                del absent.values[number]
+        if not absent.values:
+            del self._absent[node]
+        return list(absent.values)
+
+    def _is_used(self, ref: ObjectRef) -> bool:
+        about = handles.describe(self._client, ref)
+        return about["refs"] != [self._client.index] or about["counted"] > 0 or self.is_named(ref.objref)
+
+    def tidy(self) -> set[int]:
+        """Forget unused values that share another one's source; return the objects whose sources are shared."""
+        shared = [source for source in self._sources.values() if source.same_as is not None]
+        for source in shared:
+            if not self._is_used(source.ref):
+                self.forget(source.ref.objref)
+        return {source.same_as.objref for source in self._sources.values() if source.same_as is not None}
+
+    def claimed(self, node: str, number: int) -> list[Unclaimed]:
+        """Return and remove the values that a node keeps under a number, because it has answered a claim."""
+        absent = self._absent.get(node)
+        values = [] if absent is None else absent.values.pop(number, [])
+        if absent is not None and not absent.values:
+            del self._absent[node]
+        return values
+
+    def absent(self) -> list[str]:
+        """Return the nodes that must be connected to, to claim values from them."""
+        return list(self._absent)
+
+    def tend(self, members: Collection[str] | None) -> None:
+        """Give up nodes that have left the cluster or did not come back in time; None: the members are not known."""
+        now = time.monotonic()
+        for node, absent in list(self._absent.items()):
+            if members is not None and node not in members:
+                absent.until = min(absent.until, now + GONE_S)  # unless only its uplink was killed
+            elif members is not None and absent.until < now + GONE_S and not absent.is_back:
+                absent.is_back, absent.until = True, _deadline()
+            if now > absent.until:
+                self.lose(node, absent.why)
+
+    def lose(self, node: str, why: str) -> None:
+        """Give up the values that a node keeps."""
+        absent = self._absent.pop(node, None)
+        if absent is not None:
+            self.give_up([one for values in absent.values.values() for one in values], why)
+
+    def give_up(self, values: list[Unclaimed], why: str) -> None:
+        """Make lost values ordinary ones where there are copies, and have the others made again."""
+        missing = [one for one in values if not remote.detach(self._client, one.ref)]
+        for one in missing:
+            self._lost[one.ref.objref] = []
+        for one in missing:
+            replacement = Replacement(self._store, self, one.ref)
+            if self.is_ending:
+                replacement.fail(ObjectLostError(f"an object of another node cannot be fetched any more: {why}"))
+            elif one.same_as is not None:
+                self.follow(replacement, one.same_as)
+            else:
+                self.rebuild(replacement, one.origin, why)
+
+    def follow(self, made: Replacement | Any, ref: ObjectRef) -> bool:
+        """Give a lost value the source, or the bytes, of another object; wait for that one if it is lost too.
+
+        Args:
+            made: the lost value's `Replacement`, or anything with its methods.
+            ref: the other object, which is sealed.
+        Returns:
+            False when the other object is an ordinary value: the caller copies it.
+        """
+        waiting = self._lost.get(ref.objref)
+        if waiting is not None:
+            waiting.append(lambda: self.follow(made, ref) or made.copy_of(ref))
+            return True
+        source = self._sources.get(ref.objref)
+        if source is None:
+            return False
+        made.point_at(source)
+        return True
+
+    def resolved(self, objref: int) -> None:
+        """Continue with the values that wait for this one, which has a source or bytes again."""
+        for then in self._lost.pop(objref, ()):
+            then()
+
+
+class Replacement:
+    """Fills the place of a lost remote value with bytes, an error, or another source.
+
+    Args:
+        store: this process's attachment.
+        values: the remote values.
+        ref: the local object.
+    """
+
+    def __init__(self, store: Store, values: RemoteValues, ref: ObjectRef) -> None:
+        self._store = store
+        self._values = values
+        self.ref = ref
+
+    def copy(self, kind: int, error: bool, data: Any, contains: list[ObjectRef]) -> None:
+        """Use these bytes, in the form in which the arena stores them."""
+        if contains:
+            self.fail(ObjectLostError("an object of another node was made again, with references that it had not had"))
+            return
+        view = memoryview(data).cast("B")
+        try:
+            self._fill(view, kind, error, True)
+        except ObjectStoreFullError as exc:
+            self.fail(exc)
+
+    def copy_of(self, ref: ObjectRef) -> None:
+        """Use the bytes of another object of this node."""
+        try:
+            kind, error, data = self._store.read(ref, raw=True)
+        except FastrtError as exc:
+            self.fail(exc)
+            return
+        self.copy(kind, error, data, handles.contained(self._store.client, ref))
+
+    def point_at(self, source: Source) -> None:
+        """Use the source of another remote value."""
+        own = Source(self.ref, source.exchange, source.objref, source.number, source.holder, source.ref)
+        self._values.add(own)
+        self._values.resolved(self.ref.objref)
+
+    def fail(self, error: FastrtError) -> None:
+        """Use an error; it never fails because the store is full."""
+        parts: Serialized = serialize(error)
+        try:
+            self._fill(memoryview(parts.to_bytes()), parts.kind, True, False)
+        except ObjectStoreFullError:
+            self._fill(memoryview(NO_ROOM.to_bytes()), NO_ROOM.kind, True, True)
+
+    def _fill(self, view: memoryview, kind: int, error: bool, patient: bool) -> None:
+        client = self._store.client
+
+        def make() -> remote.Fill | None:
+            return remote.replace(client, self.ref, view.nbytes, kind, error)
+
+        fill = self._store.with_room(view.nbytes, make, patient)
+        if fill is not None:
+            fill.copy(0, view)
+            fill.seal()
+        self._values.resolved(self.ref.objref)
+
+
+class Kept:
+    """The objects of this node that other nodes held when their streams ended, and may claim on the next ones.
+
+    Attributes:
+        find: returns the object of a number that a node holds over a stream that has not ended here yet, or None.
+        on_drop: called with the node and the number of each object that was not claimed in time.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[str, tuple[float, dict[int, ObjectRef]]] = {}
+        self.find: Callable[[str, int], ObjectRef | None] = lambda node, objref: None
+        self.on_drop: Callable[[str, int], None] = lambda node, objref: None
+
+    def keep(self, node: str, refs: Iterable[ObjectRef]) -> None:
+        """Hold objects for a node whose stream has ended."""
+        held = self._objects.get(node, (0.0, {}))[1] | {ref.objref: ref for ref in refs}
+        if held:
+            self._objects[node] = (_deadline(), held)
+
+    def claim(self, node: str, objref: int) -> ObjectRef | None:
+        """Return and remove an object that a node claims; None when it is not held for that node."""
+        found = self._objects.get(node, (0.0, {}))[1].pop(objref, None)
+        return self.find(node, objref) if found is None else found
+
+    def tend(self, members: Collection[str] | None) -> None:
+        """Drop objects that were not claimed in time, or whose node has left; None: the members are not known."""
+        now = time.monotonic()
+        for node, (until, refs) in list(self._objects.items()):
+            if members is not None and node not in members and until > now + GONE_S:
+                self._objects[node] = (now + GONE_S, refs)
+            elif now > until:
+                del self._objects[node]
+                for objref in refs:
+                    self.on_drop(node, objref)
+
+
+def _deadline() -> float:
+    return time.monotonic() + CLAIM_S
+
+
+def _refuse(made: Replacement, origin: Origin | None, why: str) -> None:
+    """Make an error of a lost value, because this node has no lineage."""
+    made.fail(ObjectLostError(why))

@@ -1,0 +1,122 @@
+"""Which node sends a large value to which, when several nodes want it. A pure state machine.
+
+A node that has the value sends it to one other node at a time, and each node that has received it sends it on. The
+first owner sends it only while no other node has it. So a value goes along a tree, and its owner's network carries it
+about once, however many nodes want it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+Peer = Hashable
+BYTES_MIN = 4 << 20  # smaller values are fetched from their owners at once: to ask takes as long as to send 1 MiB
+
+
+class Order(NamedTuple):
+    """The value's number at the node that shall send it, and that node; None: the owner."""
+
+    receiver: Peer
+    sender: Peer | None
+    number: int
+
+
+class Spread:
+    """The nodes that have or want one value.
+
+    Args:
+        number: of the value at its owner.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._copies: dict[Peer, int] = {}  # who has received it, and under which number it offers it
+        self._sending: dict[Peer, Peer | None] = {}  # receiver -> sender
+        self._waiting: deque[Peer] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no node waits for it or has it."""
+        return not (self._copies or self._sending or self._waiting)
+
+    def ask(self, peer: Peer) -> list[Order]:
+        """Handle a node that wants the value. If it asks again, the sender that it was given has failed."""
+        failed = self._sending.pop(peer, None)
+        self._copies.pop(peer, None)  # it has dropped its copy
+        if failed is not None:
+            self._copies.pop(failed, None)
+        if peer not in self._waiting:
+            self._waiting.append(peer)
+        return self._assign()
+
+    def received(self, peer: Peer, number: int) -> list[Order]:
+        """Handle a node that has received the value, and offers it under a number of its own."""
+        self._sending.pop(peer, None)
+        self._copies[peer] = number
+        return self._assign()
+
+    def remove(self, peer: Peer) -> list[Order]:
+        """Handle a node that does not need the value any more, or whose stream has ended."""
+        self._copies.pop(peer, None)
+        self._sending.pop(peer, None)
+        if peer in self._waiting:
+            self._waiting.remove(peer)
+        return self._assign()
+
+    def _assign(self) -> list[Order]:
+        orders = []
+        while self._waiting:
+            busy = set(self._sending.values())
+            free = [peer for peer in self._copies if peer not in busy]
+            if free:
+                sender, number = free[0], self._copies[free[0]]
+            elif None not in busy and not self._copies:
+                sender, number = None, self._number
+            else:
+                break
+            receiver = self._waiting.popleft()
+            self._sending[receiver] = sender
+            orders.append(Order(receiver, sender, number))
+        return orders
+
+
+class Spreads:
+    """The values of this node that other nodes want.
+
+    Args:
+        order: called with the object and each order about it.
+    """
+
+    def __init__(self, order: Callable[[int, Order], None]) -> None:
+        self._order = order
+        self._spreads: dict[int, Spread] = {}
+
+    def ask(self, objref: int, peer: Peer) -> None:
+        """Handle a node that wants an object's value."""
+        spread = self._spreads.setdefault(objref, Spread(0))
+        self._carry_out(objref, spread.ask(peer))
+
+    def received(self, objref: int, peer: Peer, number: int) -> None:
+        """Handle a node that has received an object's value."""
+        spread = self._spreads.get(objref)
+        if spread is not None:
+            self._carry_out(objref, spread.received(peer, number))
+
+    def remove(self, objref: int, peer: Peer) -> None:
+        """Handle a node that does not need an object's value any more."""
+        spread = self._spreads.get(objref)
+        if spread is not None:
+            self._carry_out(objref, spread.remove(peer))
+            if spread.is_idle:
+                self._spreads.pop(objref, None)
+
+    def leave(self, peer: Peer) -> None:
+        """Handle the end of the stream to a node."""
+        for objref in list(self._spreads):
+            self.remove(objref, peer)
+
+    def _carry_out(self, objref: int, orders: list[Order]) -> None:
+        for order in orders:
+            self._order(objref, order)

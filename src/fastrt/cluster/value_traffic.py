@@ -1,0 +1,480 @@
+"""The values that cross one stream, in both directions.
+
+Small values go in pieces between the tasks. Large ones are offered (`large_values`); a large result, and a large object
+that is no argument, stays with its node until it is read (`remote_values`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.objects import handles, remote, spill
+from fastrt._core.objects.scalar import CORE_KINDS_END
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.budget import ArgumentBudget
+from fastrt.cluster.inbox import Arrivals, Arriving
+from fastrt.cluster.large_values import BYTES_MIN, Native, Values
+from fastrt.cluster.lineage import Lineage, Origin
+from fastrt.cluster.references import PeerError
+from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
+from fastrt.cluster.restoring import Restoring
+from fastrt.cluster.spread import Order, Spreads
+from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.net.address import is_address
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import PICKLE, serialize
+from fastrt.store.waiter import LoopWaiter
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SET = message_set("node")
+_Value, _Release, _Sender, _Copy = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Sender", "Copy")
+)
+_SHORT_BYTES_MIN = 16 << 10  # the least size of offered values while the peer is short of room or the queue is long
+_BACKLOG_BYTES = 4 << 20
+
+
+class NodeTables:
+    """The tables that all streams of a node share.
+
+    Attributes:
+        native: this node's native stream for large values; None: they are sent in pieces between the tasks.
+        keep_bytes: a result of at least this size stays here until the peer reads it.
+        remote: the values that other nodes keep for this one.
+        lineage: rebuilds objects of lost nodes.
+        budget: limits the arguments that are fetched ahead.
+        kept: the objects that peers may claim on their next streams.
+        spreads: which node sends large values to which.
+        streams: the streams to other nodes.
+
+    Args:
+        store: this process's attachment.
+        waiter: waits for references on behalf of the process's event loop.
+        native, keep_bytes: as above.
+        lineage_bytes: how much the records of lineage may keep.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        waiter: LoopWaiter,
+        native: Native | None = None,
+        lineage_bytes: int = 0,
+        keep_bytes: int = BYTES_MIN,
+    ) -> None:
+        self.native = native
+        self.keep_bytes = keep_bytes
+        self.remote = RemoteValues(store)
+        self.lineage = Lineage(store, waiter, lineage_bytes, self.remote)
+        self.budget = ArgumentBudget(store.client)
+        self.kept = Kept()
+        self.spreads = Spreads(_send_order)
+        self.streams: set[Exchange] = set()
+        self.remote.is_named = self.is_named
+
+    def is_named(self, objref: int) -> bool:
+        """Return whether another node holds an object of this node."""
+        return any(stream.references.exported_ref(objref) is not None for stream in self.streams)
+
+
+def _send_order(objref: int, order: Order) -> None:
+    receiver: Any = order.receiver  # the nodes are streams
+    receiver.traffic.send_from(objref, order.sender, order.number)
+
+
+class ValueTraffic:
+    """The values of one stream.
+
+    Args:
+        exchange: the stream.
+        tables: the node's.
+
+    Attributes:
+        arrivals: values in transit to this node.
+        values: large values over the native stream; None: there is none.
+        remote: the node's remote values.
+    """
+
+    def __init__(self, exchange: Exchange, tables: NodeTables) -> None:
+        self._exchange = exchange
+        self._store = exchange.store
+        self._client = exchange.client
+        self._tables = tables
+        self.remote = tables.remote
+        self.arrivals = Arrivals(exchange, tables.budget)
+        tables.budget.join(exchange, self.arrivals.admit_soon)
+        tables.streams.add(exchange)
+        self.values = None if tables.native is None else Values(tables.native, self.arrivals.landed)
+        self._restoring = Restoring(self._store, exchange.waiter.loop)
+        self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
+
+    def connect(self, native: str) -> None:
+        """Take the address of the peer's native stream from its hello, and claim what it keeps for this node."""
+        if self.values is not None:
+            self.values.connect(native)
+        for number in self.remote.claims(self._exchange.node):
+            self._exchange.out.add("claim", number)
+
+    def released(self, objref: int) -> None:
+        """Withdraw the offers of an object that the peer does not hold any more."""
+        self._wanted.pop(objref, None)
+        self._tables.spreads.remove(objref, self._exchange)
+        if self.values is not None:
+            self.values.release(objref)
+
+    def close(self, peer_leaves: bool) -> None:
+        """End all transfers; keep for a while what the peer may claim, unless it leaves the cluster."""
+        self._tables.streams.discard(self._exchange)
+        self._tables.spreads.leave(self._exchange)
+        self._tables.budget.leave(self._exchange)
+        self._restoring.close()
+        if self.values is not None:
+            exported = self.values.kept()
+            if peer_leaves:
+                for objref in exported:
+                    self.values.release(objref)
+            else:
+                refs = map(self._exchange.references.exported_ref, exported)
+                self._tables.kept.keep(self._exchange.node, [ref for ref in refs if ref is not None])
+            self.values.close()
+        self.arrivals.clear()
+
+    def lose(self, lost: str, peer_leaves: bool) -> None:
+        """Handle the values whose bytes the peer has, after the end of the stream.
+
+        Args:
+            lost: how the peer was lost.
+            peer_leaves: it has left the cluster, and does not come back.
+        """
+        references, lineage = self._exchange.references, self._tables.lineage
+        for standin in references.unfinished():
+            assert standin.task is not None
+            lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)
+        self.remote.detach(self._exchange, [(one.ref, one.origin) for one in references.remote()], lost)
+        if peer_leaves:
+            self.remote.lose(self._exchange.node, lost)
+
+    # ---- to the peer ----
+
+    def send(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
+        """Send a value; `then` is called once it needs nothing on this node any more.
+
+        `where` holds the message fields that say which result, item or object it is.
+        """
+        nbytes = spill.size(self._client, ref.index)
+        least = _SHORT_BYTES_MIN if self._exchange.is_short or self._exchange.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
+        is_result = "task" in where and "item" not in where
+        if is_result:
+            least = min(least, self._tables.keep_bytes)
+        if self.values is None or not self.values.is_known or (nbytes < least and not self._is_elsewhere(ref)):
+            self._send_pieces(ref, then, where)
+            return
+        about = handles.describe(self._client, ref)
+        contains = [self._exchange.references.name(one) for one in handles.contained(self._client, ref)]
+        message = _Value(kind=about["kind"], error=about["error"], size=nbytes, contains=contains, **where)
+        is_kept = nbytes >= self._tables.keep_bytes or self._is_elsewhere(ref)
+        if "objref" in where and "item" not in where:
+            self._offer_kept(message, ref)
+        elif is_result and is_kept and not about["error"] and not contains and self._exchange.references.keep(ref):
+            message.keep = ref.objref
+            self._offer_kept(message, ref)
+        else:
+            message.native = self.values.offer(ref, then, where)
+            self._exchange.out.add("value", message)
+            return
+        self._exchange.out.add("value", message)
+        then()
+
+    def _is_elsewhere(self, ref: ObjectRef) -> bool:
+        return remote.is_missing(self._client, ref) and self.remote.find(ref.objref) is not None
+
+    def _offer_kept(self, message: Any, ref: ObjectRef) -> None:
+        """Say in a message where an object's value is, for as long as the peer holds the object."""
+        assert self.values is not None
+        source = self.remote.find(ref.objref)
+        if source is not None and source.address and remote.is_missing(self._client, ref):
+            message.native, message.holder = self.values.keep(ref, source.number), source.address
+        else:
+            message.native = self.values.keep(ref)
+
+    def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
+        if self._exchange.closed:
+            return
+        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
+            self._restoring.add(ref, partial(self._send_now, then, where))
+        else:
+            self._send_now(then, where, ref, None)
+
+    def _send_now(
+        self, then: Callable[[], None], where: dict[str, int], ref: ObjectRef, error: FastrtError | None
+    ) -> None:
+        if self._exchange.closed:
+            return
+        try:
+            if error is not None:
+                raise error
+            kind, is_error, data = self._store.read(ref)
+        except FastrtError as exc:  # the peer gets the error as the value
+            kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
+        if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0
+            data = pickle.dumps(data, 5)
+            first = _Value(error=is_error, size=len(data), **where)
+        else:
+            contains = [self._exchange.references.name(one) for one in handles.contained(self._client, ref)]
+            first = _Value(kind=kind, error=is_error, size=len(data), contains=contains, **where)
+        self._exchange.out.add_value(first, memoryview(data).cast("B"), then)
+
+    # ---- from the peer ----
+
+    def on_value(self, message: Any) -> None:
+        """Handle a value, a piece of one, or the offer of one.
+
+        Raises:
+            PeerError: the message is invalid.
+        """
+        if message.at:
+            self.arrivals.on_piece(message)
+            return
+        contains = [self._exchange.references.resolve(one) for one in message.contains]
+        if message.native and message.data:
+            self.arrivals.resume(message)
+            return
+        if message.item:
+            if not (self._exchange.flows if message.task else self._exchange.streams).on_item(message, contains):
+                self._refuse(message)
+            return
+        claimed = self.remote.claimed(self._exchange.node, message.objref) if message.native and message.objref else []
+        if claimed:
+            self._on_claimed(message, claimed)
+            return
+        task = self._sink(message)
+        if task is None:
+            self._refuse(message)
+            return
+        self._check_holder(message)
+        if message.native and self.values is not None and not contains and not message.error:
+            if message.keep:
+                self._seal_kept(message, task)
+                return
+            if message.objref and not self._tables.budget.names(self._exchange, message.objref):
+                self._seal_remote(message, task)
+                return
+        self._remember(message, contains)
+        if message.task:
+            self._exchange.flows.end(message.task)
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            value = pickle.loads(message.data)  # safe: the peer has proved the session's token
+            with contextlib.suppress(ObjectStoreFullError):  # `receive` below waits for room
+                if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
+                    self._sealed(message)
+                    return
+        self.arrivals.drop(task, message.result)
+        self.receive(message, contains, task, None)
+
+    def _seal_kept(self, message: Any, task: int) -> None:
+        """Seal a result whose value the peer keeps."""
+        sent = self._exchange.ledger.find(message.task)
+        assert sent is not None
+        origin = None
+        if sent.remote is None:
+            sent.record = sent.record or self._tables.lineage.remember(task)
+            origin = Origin(sent.record, message.result)
+        self.arrivals.drop(task, message.result)
+        about = (message.size, message.kind, self._exchange.node, message.keep)
+        ref = remote.seal_result(self._client, task, message.result, *about)
+        if ref is None:
+            self._refuse(message)
+        elif self._exchange.references.kept(message.keep, ref, origin):
+            self.remote.add(Source(ref, self._exchange, message.keep, message.native, message.holder))
+        else:
+            raise PeerError(f"node {self._exchange.name} keeps object {message.keep:#x} for two results")
+
+    def _seal_remote(self, message: Any, task: int) -> None:
+        """Seal a stand-in whose value stays with the peer until it is read."""
+        about = (message.size, message.kind, self._exchange.node, message.objref)
+        ref = remote.seal_result(self._client, task, 0, *about)
+        core.finish(self._client, task)
+        if ref is not None:
+            self.remote.add(Source(ref, self._exchange, message.objref, message.native, message.holder))
+        self._exchange.references.settled(message.objref)
+
+    def on_claim(self, objref: int) -> None:
+        """Offer a value again that this node has kept for the peer since their last stream ended."""
+        ref = self._tables.kept.claim(self._exchange.node, objref)
+        if ref is None or self.values is None or not self.values.is_known:
+            self._exchange.out.add("unknown", objref)
+            return
+        self._exchange.references.name_again(ref)
+        about = handles.describe(self._client, ref)
+        message = _Value(objref=objref, kind=about["kind"], size=about["bytes"])
+        self._offer_kept(message, ref)
+        self._exchange.out.add("value", message)
+
+    def _on_claimed(self, message: Any, claimed: list[Unclaimed]) -> None:
+        """Use the answer to a claim: local objects get the source that they had."""
+        known = self._exchange.references.find(message.objref)
+        for one in claimed:
+            if known is None:
+                self._exchange.references.kept(message.objref, one.ref, one.origin)
+                known = self._exchange.references.imported(message.objref)
+            same_as = one.same_as if known.ref is one.ref else known.ref
+            source = Source(one.ref, self._exchange, message.objref, message.native, message.holder, same_as)
+            self.remote.add(source)
+        if known is not None and known.ref is not claimed[0].ref:
+            known.named += 1  # another naming on this stream came before the answer
+
+    def on_where(self, number: int) -> None:
+        """Choose the node that sends a value to the peer."""
+        objref = None if self.values is None else self.values.kept_object(number)
+        if objref is None:
+            self._exchange.out.add("withdrawn", number)
+            return
+        self._wanted[objref] = number
+        self._tables.spreads.ask(objref, self._exchange)
+
+    def on_copy(self, message: Any) -> None:
+        """Record that the peer has a copy, and offers it to others."""
+        objref = None if self.values is None else self.values.kept_object(message.number)
+        if objref is not None:
+            self._tables.spreads.received(objref, self._exchange, message.offered)
+
+    def send_from(self, objref: int, sender: Exchange | None, offered: int) -> None:
+        """Name to the peer the node that sends it the value that it wants; None: the owner."""
+        number = self._wanted.get(objref)
+        ref = self._exchange.references.exported_ref(objref)
+        if number is None or ref is None or self.values is None:
+            return
+        if sender is not None and sender.traffic.values is not None:
+            holder = sender.traffic.values.address
+        else:
+            source = self.remote.find(objref)
+            is_elsewhere = source is not None and remote.is_missing(self._client, ref)
+            holder, offered = (source.address, source.number) if source and is_elsewhere else ("", number)
+        self._exchange.out.add("from", _Sender(number=number, holder=holder, offered=offered))
+
+    def on_from(self, message: Any) -> None:
+        """Fetch a value from the node that the peer has chosen.
+
+        Raises:
+            PeerError: the message is invalid.
+        """
+        self._check_holder(message)
+        self.arrivals.fetch_from(message)
+
+    def _check_holder(self, message: Any) -> None:
+        if message.holder and not is_address(message.holder):
+            name, holder = self._exchange.name, message.holder[:80]
+            raise PeerError(f"node {name} says that a value is at {holder!r}, which is not HOST:PORT")
+
+    def offer_copy(self, number: int) -> None:
+        """Offer the value that this node has just fetched under a number of the peer to other nodes."""
+        source = self.remote.find_offer(self._exchange, number)
+        if source is not None and self.values is not None:
+            source.offered = source.offered or self.values.offer_copy(source.ref)
+            self._exchange.out.add("copy", _Copy(number=number, offered=source.offered))
+
+    def on_unknown(self, objref: int) -> None:
+        """Give up a claimed value that the peer does not have."""
+        why = f"node {self._exchange.name}, which had it, does not know it any more: its uplink was killed"
+        self.remote.give_up(self.remote.claimed(self._exchange.node, objref), why)
+
+    def receive(
+        self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
+    ) -> None:
+        """Begin to receive a value: the message is all of it, its first piece, or its offer.
+
+        Args:
+            message: describes it.
+            contains: the references in it.
+            task: the task of this process whose result or item it is.
+            finish: called with the value once it is complete; None: it is a result.
+        Raises:
+            PeerError: the message is invalid.
+        """
+        make: Callable[..., Any] = self._store.create
+        place, then = -1, finish
+        if then is None:
+            make, place = partial(self._store.result, task, message.result), message.result
+            then = partial(self._arrived, message, task)
+        kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
+        about = (make, kind, message.error, contains, message.size, task, place, objref)
+        is_kept = bool(message.objref) and not message.item
+        self.arrivals.begin(message, Arriving(*about, then, message.holder, is_kept))
+
+    def _refuse(self, message: Any) -> None:
+        """Answer the offer of a value that nothing on this node waits for."""
+        if message.keep:
+            self._exchange.out.add("release", _Release(objref=message.keep, named=1))
+        elif message.native:
+            self._exchange.out.add("taken", message.native)
+
+    def on_answer(self, number: int, again: bool) -> None:
+        """Handle the answer to an offer: the peer has taken the value, or requests it in pieces."""
+        offer = self.values.answered(number) if self.values is not None else None
+        if offer is not None and again:
+            self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
+        elif offer is not None:
+            offer.then()
+        elif again:
+            self._exchange.out.add("withdrawn", number)
+
+    def on_withdrawn(self, number: int) -> None:
+        """Give up a value that the peer does not offer any more; it was released, or this node would not ask."""
+        source = self.remote.find_offer(self._exchange, number)
+        if source is not None:
+            standin = self._exchange.references.find(source.objref)
+            self.remote.forget(source.ref.objref)
+            lost = Unclaimed(source.ref, None if standin is None else standin.origin, source.same_as)
+            self.remote.give_up([lost], f"node {self._exchange.name} does not have it any more")
+
+    def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
+        """Record which results name objects of the peer whose values are missing here."""
+        find = self._exchange.references.find_missing
+        missing = [(k, one) for k, one in enumerate(map(find, contains)) if one is not None]
+        if not missing:
+            return
+        if message.objref:
+            origin = self._exchange.references.imported(message.objref).origin
+        else:
+            sent = self._exchange.ledger.find(message.task)
+            if sent is None or sent.remote is not None:
+                return  # objects that an actor created cannot be rebuilt
+            sent.record = sent.record or self._tables.lineage.remember(sent.task)
+            origin = Origin(sent.record, message.result)
+        for k, standin in missing:
+            if standin.origin is None and origin is not None:
+                standin.origin = origin.at(k)
+
+    def _sink(self, message: Any) -> int | None:
+        """Return the task of this node whose result a value is; None when the value is not wanted any more."""
+        if message.objref:
+            standin = self._exchange.references.waiting(message.objref)
+            return None if standin is None else standin.task
+        sent = self._exchange.ledger.find(message.task)
+        return None if sent is None or sent.done else sent.task
+
+    def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
+        if message.objref:
+            core.finish(self._client, task)
+            standin = self._exchange.references.imported(message.objref)
+            is_kept = message.native and not message.contains and not message.error
+            if is_kept and remote.mark(self._client, standin.ref, self._exchange.node, message.objref):
+                self.remote.add(Source(standin.ref, self._exchange, message.objref, message.native, message.holder))
+            self._sealed(message)
+
+    def _sealed(self, message: Any) -> None:
+        """Record that a value is sealed and its task has ended."""
+        if message.objref:
+            self._exchange.references.settled(message.objref)
+        else:
+            sent = self._exchange.ledger.find(message.task)
+            assert sent is not None
+            sent.done = True

@@ -1,0 +1,223 @@
+"""Large values stay on the node that made them: who has which bytes, who sends them to whom, and what is lost when."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import fastrt
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck, inspect
+from fastrt.store.client import require
+
+MIB = 1 << 20
+
+
+@fastrt.remote
+def make(runs, k, nbytes):
+    """An array; each run leaves a file."""
+    Path(runs, f"{k}-{len(list(Path(runs).glob(f'{k}-*')))}").touch()
+    return np.full(nbytes // 8, k, dtype=np.int64)
+
+
+@fastrt.remote
+def total(*arrays):
+    return sum(int(array.sum()) for array in arrays)
+
+
+def used():
+    """Bytes of values in the store of this process's node."""
+    return fsck.usage(require().client)["bytes_used"]
+
+
+def states(bytes_min=MIB):
+    """The states of this node's large values, and how many nodes keep them."""
+    rows = inspect.objects(require().client, bytes_min)
+    return sorted(row["state"] for row in rows), len({row["node"] for row in rows})
+
+
+@pytest.fixture
+def head(start, runtime_dir, monkeypatch):
+    """A head without workers and with a small store, and this process at it."""
+    monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
+    head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one", "--object-store-memory", "64MiB")
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        yield head
+
+
+@pytest.fixture
+def runs(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+def test_results_that_only_tasks_read_never_come_to_the_node_of_the_driver(head, start, runs):
+    nodes = [start("--address", head.head, "--num-workers", "1", "--name", name) for name in ("two", "three")]
+    made = [make.remote(str(runs), k, 16 * MIB) for k in range(8)]  # twice the store of the driver's node
+    assert fastrt.get([total.remote(one) for one in made], timeout=60) == [k * 2 * MIB for k in range(8)]
+    assert used() < MIB
+    assert states() == (["remote"] * 8, 2)
+    assert fastrt.wait(made, num_returns=8, timeout=0) == (made, [])
+    assert used() < MIB  # a value that is ready is not fetched for that
+    there = [one.note.session for one in nodes]
+    assert {row["node"] for row in inspect.objects(require().client, MIB)} <= set(there)
+    # A task with arguments from both nodes gets what it does not have straight from the other node.
+    assert fastrt.get(total.remote(*made[:4]), timeout=60) == 6 * 2 * MIB
+    assert used() < MIB
+    assert len(list(runs.iterdir())) == 8
+
+
+def test_values_are_fetched_when_they_are_read_and_their_copies_make_room_for_others(head, start, runs, wait_until):
+    start("--address", head.head, "--num-workers", "1", "--name", "two")
+    made = [make.remote(str(runs), k, 16 * MIB) for k in range(8)]
+    for _ in range(2):
+        for k, one in enumerate(made):
+            array = fastrt.get(one, timeout=30)
+            assert (array[0], array[-1], len(array)) == (k, k, 2 * MIB)
+            del array
+    assert [len(array) for array in fastrt.get(made[:3], timeout=30)] == [2 * MIB] * 3
+    assert spill.totals(require().client)["spilled_bytes"] == 0  # a copy is dropped, not written
+    assert len(list(runs.iterdir())) == 8
+    del made, one
+    wait_until(lambda: states() == ([], 0), "the values to go")
+
+
+def test_value_that_is_dropped_here_is_freed_on_the_node_that_made_it(head, start, runs, wait_until):
+    @fastrt.remote(num_cpus=0)
+    def used_there():
+        return fsck.usage(require().client)["bytes_used"]
+
+    start("--address", head.head, "--num-workers", "1", "--name", "two")
+    made = make.remote(str(runs), 1, 16 * MIB)
+    assert fastrt.wait([made], timeout=30)[0]
+    assert fastrt.get(used_there.remote(), timeout=30) >= 16 * MIB
+    del made
+    wait_until(lambda: fastrt.get(used_there.remote(), timeout=30) < MIB, "the memory to be free")
+
+
+def test_lost_node_leaves_copies_and_what_it_made_is_made_again(head, start, runs, wait_until):
+    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
+    read, unread = make.remote(str(runs), 1, 4 * MIB), make.remote(str(runs), 2, 4 * MIB)
+    assert fastrt.wait([unread], timeout=30)[0]
+    array = fastrt.get(read, timeout=30)
+    two.kill()
+    assert array[0] == 1
+    start("--address", head.head, "--num-workers", "1", "--name", "three")
+    wait_until((runs / "2-1").exists, "another run", 30)
+    unused = make.remote(str(runs), 3, 16 * MIB)
+    assert fastrt.wait([unused], timeout=30)[0]
+    del unused
+    wait_until(lambda: states(16 * MIB) == ([], 0), "unused values to be released")
+    assert fastrt.get(unread, timeout=60)[-1] == 2
+    assert fastrt.get(read, timeout=10)[-1] == 1
+    assert sorted(path.name for path in runs.iterdir()) == ["1-0", "2-0", "2-1", "3-0"]
+    del read, unread, array
+    wait_until(lambda: states() == ([], 0), "the values to go")
+
+
+@pytest.mark.long
+def test_what_was_made_again_and_lost_again_is_made_a_third_time(head, start, runs, wait_until):
+    node = start("--address", head.head, "--num-workers", "1", "--name", "two")
+    first = make.options(max_retries=5).remote(str(runs), 1, 4 * MIB)
+    second = total.options(max_retries=5).remote(first)
+    assert fastrt.get(second, timeout=30) == MIB // 2
+    for count in range(2, 4):
+        node.kill()
+        node = start("--address", head.head, "--num-workers", "1", "--name", f"node{count}")
+        wait_until(lambda count=count: len(list(runs.iterdir())) == count, "another run", 40)
+    assert fastrt.get(total.remote(first), timeout=60) == MIB // 2
+    assert fastrt.get(first, timeout=60)[-1] == 1
+    assert len(list(runs.iterdir())) == 3
+
+
+def test_value_that_may_not_be_made_again_is_an_error_that_says_why(head, start, runs):
+    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
+
+    @fastrt.remote
+    class Maker:
+        def make(self, k):
+            return np.full(MIB, k)
+
+    once = make.options(max_retries=0).remote(str(runs), 1, 4 * MIB)
+    called = Maker.remote().make.remote(2)
+    assert len(fastrt.wait([once, called], num_returns=2, timeout=30)[0]) == 2
+    two.kill()
+    why = r"task 'make' .*node two was lost.*may not run again .max_retries"
+    with pytest.raises(fastrt.ObjectLostError, match=why):
+        fastrt.get(once, timeout=40)
+    with pytest.raises(fastrt.ObjectLostError, match=r"node two was lost.*an actor's method"):
+        fastrt.get(called, timeout=40)
+
+
+@pytest.mark.parametrize("whose", ["of the driver's node", "of the node that has them"])
+def test_killed_uplink_loses_nothing(head, start, runs, wait_until, whose):
+    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
+    once = make.options(max_retries=0)
+    read, unread = once.remote(str(runs), 1, 4 * MIB), once.remote(str(runs), 2, 4 * MIB)
+    assert fastrt.get(read, timeout=30)[0] == 1
+    assert fastrt.wait([unread], timeout=30)[0]
+    (head if "driver" in whose else two).kill_child("fastrt.cluster.uplink")
+    assert fastrt.get(unread, timeout=40)[-1] == 2
+    assert fastrt.get(read, timeout=10)[-1] == 1
+    assert fastrt.get(total.remote(read, unread), timeout=40) == 3 * MIB // 2
+    assert used() < 16 * MIB
+    del read, unread
+    wait_until(lambda: states() == ([], 0), "the values to go")
+
+
+def test_get_gives_up_in_time_while_the_node_does_not_answer(head, start, runs):
+    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
+    made = make.remote(str(runs), 1, 4 * MIB)
+    assert fastrt.wait([made], timeout=30)[0]
+    uplink = two.child("fastrt.cluster.uplink")
+    with stopped(uplink), pytest.raises(fastrt.GetTimeoutError, match="is on another node, and has not arrived"):
+        fastrt.get(made, timeout=0.5)
+    assert fastrt.get(made, timeout=30)[0] == 1
+
+
+@contextlib.contextmanager
+def stopped(process: psutil.Process):
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_references_passed_on_to_a_third_node_are_read_there_and_values_inside_results_stay_too(head, start, runs):
+    for name in ("two", "three"):
+        start("--address", head.head, "--num-workers", "1", "--name", name)
+
+    @fastrt.remote(scheduling="two")
+    def make_two():
+        return [fastrt.put(np.full(MIB, k)) for k in (1, 2)]
+
+    @fastrt.remote(scheduling="three")
+    def read(refs):
+        return [int(array[-1]) for array in fastrt.get(refs)]
+
+    inner = fastrt.get(make_two.remote(), timeout=30)
+    assert fastrt.get(read.remote(inner), timeout=30) == [1, 2]
+    assert used() < MIB
+    assert [int(array[0]) for array in fastrt.get(inner, timeout=30)] == [1, 2]
+
+
+def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):
+    head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
+    names = ("two", "three", "four")
+    for name in names:
+        start("--address", head.head, "--num-workers", "1", "--name", name)
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        large = fastrt.put(np.full(2 * MIB, 3))
+        sums = [total.options(scheduling=name).remote(large) for name in names]
+        assert fastrt.get(sums, timeout=60) == [6 * MIB] * 3
+        uplink = head.child("fastrt.cluster.uplink")
+        ports = {c.laddr.port for c in uplink.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        # This node has called the others to forward tasks; they call it only to fetch.
+        calls = [c for c in uplink.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+        assert len([c for c in calls if c.laddr.port in ports]) == 1

@@ -1,0 +1,62 @@
+"""The plan by which a large value goes to several nodes: who sends it to whom, with failures at any moment."""
+
+import random
+
+import pytest
+
+from fastrt.cluster.spread import Spread
+
+
+def drive(nodes, seed, faults):
+    """Carry out the orders in random order; how often the owner sent, and the longest chain of senders."""
+    rng = random.Random(seed)
+    spread = Spread(1)
+    orders, done, gone, sent, depth = [], set(), set(), 0, {None: 0}
+    for node in range(nodes):
+        orders += spread.ask(node)
+    while orders:
+        order = orders.pop(rng.randrange(len(orders)))
+        if order.receiver in gone:
+            continue
+        assert order.sender is None or order.sender in done | gone
+        assert order.number == (1 if order.sender is None else 100 + order.sender)
+        if order.sender in gone or rng.random() < faults / 4:
+            orders += spread.ask(order.receiver)
+        elif rng.random() < faults:
+            gone.add(order.receiver)
+            orders += spread.remove(order.receiver)
+        else:
+            sent += order.sender is None
+            depth[order.receiver] = depth[order.sender] + 1
+            done.add(order.receiver)
+            orders += spread.received(order.receiver, 100 + order.receiver)
+            if rng.random() < faults:
+                gone.add(order.receiver)
+                orders += spread.remove(order.receiver)
+    assert done | gone == set(range(nodes))
+    return sent, max(depth.values())
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 16, 100])
+def test_owner_sends_a_value_once_and_the_others_pass_it_on(nodes):
+    for seed in range(20):
+        assert drive(nodes, seed, 0.0)[0] == 1
+
+
+def test_every_node_gets_the_value_or_is_gone_whatever_fails():
+    for seed in range(300):
+        drive(12, seed, 0.3)
+
+
+def test_copies_are_sent_by_as_many_nodes_as_have_one():
+    spread = Spread(1)
+    asked = [order for node in range(8) for order in spread.ask(node)]
+    assert asked == [(0, None, 1)]
+    rounds = 0
+    while asked:
+        rounds += 1
+        asked = [next_ for order in asked for next_ in spread.received(order.receiver, 100)]
+    assert rounds <= 5
+    for node in range(8):
+        assert spread.remove(node) == []
+    assert spread.is_idle
