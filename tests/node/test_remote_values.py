@@ -221,3 +221,20 @@ def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runt
         # This node has called the others to forward tasks; they call it only to fetch.
         calls = [c for c in uplink.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
         assert len([c for c in calls if c.laddr.port in ports]) == 1
+
+
+@pytest.mark.long
+def test_result_that_a_task_of_a_forwarded_task_returns_comes_home_without_a_copy_on_the_way(head, start, runs):
+    """The value of a result may lie on the node that waits for it, because the task was forwarded there and back."""
+    for name in ("two", "three"):
+        start("--address", head.head, "--num-workers", "2", "--name", name)
+
+    @fastrt.remote(scheduling="three")
+    def there(runs):
+        return fastrt.get(fastrt.wait([back.remote(runs)])[0][0])
+
+    @fastrt.remote(scheduling="two")
+    def back(runs):
+        return fastrt.get(make.options(scheduling="three").remote(runs, 7, 4 * MIB))
+
+    assert fastrt.get(there.remote(str(runs)), timeout=60)[-1] == 7

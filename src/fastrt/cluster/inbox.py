@@ -79,6 +79,12 @@ class Arriving:
         self.writer = self.make(self.size, self.kind, len(self.contains), self.error, patient)
         return self.writer is not None
 
+    def become_error(self, size: int, kind: int) -> bool:
+        """Prepare for an error in place of the value; return False when no error can take its place."""
+        self.writer = None
+        self.size, self.kind, self.error, self.contains = size, kind, True, []
+        return self.allocate(True)
+
     def seal(self) -> None:
         """Seal the value after its last byte, which makes it visible."""
         writer, self.writer = self.writer, None
@@ -105,6 +111,11 @@ class Fetching(Arriving):
         """Allocate memory for it; return False when the bytes are here already."""
         self.writer = self.make(self.size, self.kind, 0, False, patient)
         return self.writer is not None
+
+    def become_error(self, size: int, kind: int) -> bool:
+        """Free the memory: the value must be made again."""
+        self.writer.abort()
+        return False
 
     def give_up(self, error: ObjectStoreFullError) -> None:
         """Leave the value remote: the process that wants it waits for room too, and gets the error."""
@@ -166,6 +177,10 @@ class Arrivals:
         """
         arriving = self._arriving.pop(-message.native, None)
         if arriving is not None:
+            failed = message.error and not arriving.error  # the peer could not read the value
+            if failed and not arriving.become_error(message.size, message.kind):
+                self._exchange.traffic.on_withdrawn(message.native)
+                return
             self._take_piece(arriving, message)
             if arriving.at < arriving.size:
                 self._arriving[message.transfer] = arriving

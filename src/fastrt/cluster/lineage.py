@@ -14,6 +14,7 @@ and its objects are then lost with their node.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -23,13 +24,13 @@ from typing import NamedTuple
 
 from fastrt._core.objects import handles, remote
 from fastrt._core.objects.functions import function_name
-from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.remote_values import RemoteValues, Replacement, Source
-from fastrt.errors import FastrtError, ObjectLostError
-from fastrt.store.client import Store
+from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
+from fastrt.store.client import NO_ROOM, Store
 from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
@@ -134,6 +135,10 @@ class Lineage:
         """Return what seals a stand-in whose value has not arrived: the result of `task`."""
         return StandInResult(self._store, self._values, task)
 
+    def result(self, task: int, place: int) -> StandInResult:
+        """Return what seals one result of a task that this process has forwarded; the task does not end with it."""
+        return StandInResult(self._store, self._values, task, place, False)
+
     def rebuild(self, made: Made, origin: Origin | None, lost: str) -> None:
         """Rebuild an object of a lost node.
 
@@ -185,44 +190,53 @@ class Lineage:
 
 
 class StandInResult:
-    """The value of a stand-in that waits for it: the only result of a task of this process.
+    """The value of a stand-in that waits for it: a result of a task of this process.
 
     Args:
         store: this process's attachment.
         values: the remote values of this node.
         task: the task.
+        place: which result.
+        is_last: whether the task ends with it.
     """
 
-    def __init__(self, store: Store, values: RemoteValues, task: int) -> None:
+    def __init__(self, store: Store, values: RemoteValues, task: int, place: int = 0, is_last: bool = True) -> None:
         self._store = store
         self._client = store.client
         self._values = values
         self._task = task
+        self._place = place
+        self._is_last = is_last
+
+    def _finish(self) -> None:
+        if self._is_last:
+            core.finish(self._client, self._task)
 
     def fail(self, error: FastrtError) -> None:
-        """Use an error."""
-        self._store.put_error(self._task, error)
-        core.finish(self._client, self._task)
+        """Use an error; it never fails because the store is full."""
+        for parts in (serialize(error), NO_ROOM):
+            with contextlib.suppress(ObjectStoreFullError):
+                self._store.put_result(self._task, self._place, parts, True, False)
+                break
+        self._finish()
 
     def copy_of(self, ref: ObjectRef) -> None:
         """Use the bytes of another object of this node."""
-        kind, error, data = self._store.read(ref)
-        if kind < CORE_KINDS_END and not error and core.finish_scalar(self._client, self._task, data):
-            return
+        kind, error, data = self._store.read(ref, raw=True)
         contains = handles.contained(self._client, ref)
         view = memoryview(data).cast("B")
-        writer = self._store.result(self._task, 0, view.nbytes, kind, len(contains), error)
+        writer = self._store.result(self._task, self._place, view.nbytes, kind, len(contains), error)
         if writer is not None:
             writer.copy(0, view)
             writer.seal(contains)
-        core.finish(self._client, self._task)
+        self._finish()
 
     def point_at(self, source: Source) -> None:
         """Use the source of a remote value."""
         about = handles.describe(self._client, source.ref)
         where = (about["bytes"], about["kind"], source.exchange.node, source.objref)
-        ref = remote.seal_result(self._client, self._task, 0, *where)
-        core.finish(self._client, self._task)
+        ref = remote.seal_result(self._client, self._task, self._place, *where)
+        self._finish()
         if ref is not None:
             self._values.add(Source(ref, source.exchange, source.objref, source.number, source.holder, source.ref))
 

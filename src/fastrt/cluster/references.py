@@ -86,6 +86,10 @@ class References:
         export.named += 1
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
+    def theirs(self, ref: ObjectRef) -> int:
+        """Return the number of the peer's object that a local object stands for; 0: for none."""
+        return self._peer_objrefs.get(ref.objref, 0)
+
     def keep(self, ref: ObjectRef) -> bool:
         """Name a result to the peer that stays here until the peer releases it; False if the peer knows it already."""
         if ref.objref in self._exports or ref.objref in self._peer_objrefs:

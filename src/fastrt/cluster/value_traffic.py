@@ -177,6 +177,10 @@ class ValueTraffic:
         if self.values is None or not self.values.is_known or (nbytes < least and not self._is_elsewhere(ref)):
             self._send_pieces(ref, then, where)
             return
+        if is_result and self._exchange.references.theirs(ref) and remote.is_missing(self._client, ref):
+            self._exchange.out.add("value", _Value(yours=self._exchange.references.theirs(ref), **where))
+            then()
+            return
         about = handles.describe(self._client, ref)
         contains = [self._exchange.references.name(one) for one in handles.contained(self._client, ref)]
         message = _Value(kind=about["kind"], error=about["error"], size=nbytes, contains=contains, **where)
@@ -259,6 +263,9 @@ class ValueTraffic:
         if task is None:
             self._refuse(message)
             return
+        if message.yours:
+            self._use_own(message, task)
+            return
         self._check_holder(message)
         if message.native and self.values is not None and not contains and not message.error:
             if message.keep:
@@ -278,6 +285,15 @@ class ValueTraffic:
                     return
         self.arrivals.drop(task, message.result)
         self.receive(message, contains, task, None)
+
+    def _use_own(self, message: Any, task: int) -> None:
+        """Seal a result with the value of another object of this node, which the peer has received as this result."""
+        ref = self._exchange.references.exported_ref(message.yours)
+        if ref is None:
+            raise PeerError(f"node {self._exchange.name} names object {message.yours:#x}, which it does not hold")
+        made = self._tables.lineage.result(task, message.result)
+        if not self.remote.follow(made, ref):
+            made.copy_of(ref)
 
     def _seal_kept(self, message: Any, task: int) -> None:
         """Seal a result whose value the peer keeps."""
