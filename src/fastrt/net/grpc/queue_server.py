@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,8 +29,8 @@ import grpc
 from grpc._cython import cygrpc
 
 from fastrt.folders import private_files
-from fastrt.net.grpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
-from fastrt.net.grpc.door import COUNTED_BYTES, Connection, Door, Limits
+from fastrt.net.grpc.contract import UNPROVING, Metadata, ServerParts
+from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
@@ -208,40 +208,21 @@ class _Unary:
             self.server._door.sent(self.caller, self.unread)
 
 
-class QueueServer:
-    """A `Server` on the completion queue; `open_server` describes the arguments."""
+class QueueServer(ServerParts):
+    """A `Server` on the completion queue."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        methods: Sequence[str],
-        streams: Mapping[str, Callable[[Stream], None]] | None = None,
-        message_bytes_max: int = 64 << 20,
-        authorize: Callable[[str, Metadata], str | None] | None = None,
-        options: Sequence[tuple[str, Any]] = (),
-        limits: Limits | None = None,
-    ) -> None:
-        self._limits = limits or Limits()
-        self._door = Door(self._limits)
-        self._handler = handler
-        self._methods = frozenset(methods)
-        self._streams = dict(streams or {})
-        self._authorize = authorize
+    def __init__(self, *described: Any, **options: Any) -> None:
+        super().__init__(*described, **options)
         use_grpc()
         self._queue = cygrpc.CompletionQueue()
-        every = (*OPTIONS, *self._limits.options(), ("grpc.max_receive_message_length", message_bytes_max), *options)
-        arguments = tuple((name.encode(), value) for name, value in every)
+        arguments = tuple((name.encode(), value) for name, value in self._options)
         self._server = cygrpc.Server(arguments, False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()
-        self._pending: dict[int, _Unary] = {}
         self._young: deque[_Unary] = deque()
-        self._next_number = 0
         self._thread: threading.Thread | None = None
         self._open_streams: set[QueueStream] = set()
-        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._stopping = False
-        self._has_stopped = False
         self._give_up_at: float | None = None
         self._brisk = False  # the last event came so soon that polling for the next one pays
 
@@ -299,10 +280,6 @@ class QueueServer:
             unary.watched = True
         self._reply(unary, watched, code, message, body, trailing)
         return True
-
-    def pending_count(self) -> int:
-        """Number of calls that wait for an answer."""
-        return len(self._pending)
 
     def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
         operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
