@@ -173,7 +173,7 @@ def test_many_waiting_coroutines_share_one_thread_and_leave_the_loops_own_alone(
     async def talk():
         before = set(threading.enumerate())
         getting = [asyncio.create_task(queue.get_async()) for _ in range(40)]
-        await asyncio.sleep(0)  # all have begun to wait
+        await asyncio.wait(getting, timeout=0.02)  # all have begun to wait
         assert await asyncio.wait_for(asyncio.to_thread(lambda: len(set(threading.enumerate()) - before)), 30) == 2
         for k in range(40):
             queue.put(k)

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from fastrt.folders import private_files
-from fastrt.net.grpc.contract import UNPROVING, Metadata, ServerParts
+from fastrt.net.grpc.contract import SHUTTING_DOWN, UNPROVING, Metadata, ServerParts
 from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
 from fastrt.net.loop_thread import LoopThread
@@ -30,7 +30,6 @@ T = TypeVar("T")
 _DRAIN_S = 5.0
 _AFTER_FAULT_S = 1.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_SHUTTING_DOWN = "The service is shutting down."
 # A stream takes no further message while more than this waits to be read by its caller.
 _UNREAD_BYTES = 1 << 20
 _Answer = tuple[int, str, bytes, Metadata]
@@ -123,7 +122,6 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
 
     def __init__(self, *described: Any, **options: Any) -> None:
         super().__init__(*described, **options)
-        self._open_streams: set[AioStream] = set()
         self._thread: LoopThread | None = None
         self._server: Any = None
         self._timer: asyncio.TimerHandle | None = None
@@ -209,7 +207,7 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
 
     async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
         if self._has_stopped:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         caller = self._caller(context)
         if method not in UNPROVING:
             self._door.accepted(caller)
@@ -305,15 +303,9 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
             self._timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - time.monotonic()), self._ask_idle)
 
     def _end_calls(self) -> None:
-        self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._handler.on_stop()
-        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
-        for number in list(self._pending):
-            self.finish(number, unavailable, _SHUTTING_DOWN)
-        for stream in list(self._open_streams):
-            stream.finish(unavailable, _SHUTTING_DOWN)
+        super()._end_calls()
 
     async def _stop(self) -> None:
         self._end_calls()

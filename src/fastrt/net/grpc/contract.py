@@ -19,6 +19,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
+SHUTTING_DOWN = "The service is shutting down."
 # Every caller may make these calls, so they prove nothing about it.
 UNPROVING = frozenset({"/grpc.health.v1.Health/Check"})
 
@@ -83,7 +84,7 @@ class Server(Protocol):
         """Number of calls that wait for an answer."""
 
 
-class ServerParts:
+class ServerParts(Server):
     """The parts of a `Server` that both implementations have. `open_server` describes the arguments."""
 
     def __init__(
@@ -109,6 +110,7 @@ class ServerParts:
             *options,
         )
         self._pending: dict[int, Any] = {}  # open calls by number
+        self._open_streams: set[Any] = set()
         self._next_number = 0
         self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._has_stopped = False
@@ -116,3 +118,13 @@ class ServerParts:
     def pending_count(self) -> int:
         """Number of calls that wait for an answer."""
         return len(self._pending)
+
+    def _end_calls(self) -> None:
+        """Answer the calls that are open, and end the streams; later calls are refused."""
+        self._has_stopped = True
+        self._handler.on_stop()
+        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
+        for number in list(self._pending):
+            self.finish(number, unavailable, SHUTTING_DOWN)
+        for stream in list(self._open_streams):
+            stream.finish(unavailable, SHUTTING_DOWN)

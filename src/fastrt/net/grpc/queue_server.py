@@ -29,7 +29,7 @@ import grpc
 from grpc._cython import cygrpc
 
 from fastrt.folders import private_files
-from fastrt.net.grpc.contract import UNPROVING, Metadata, ServerParts
+from fastrt.net.grpc.contract import SHUTTING_DOWN, UNPROVING, Metadata, ServerParts
 from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
 
@@ -54,7 +54,6 @@ _SPIN_S = 0.0005
 _BULK_BYTES = 64 << 10
 # A stream takes no further message while more than this waits to be read by its caller.
 _UNREAD_BYTES = 1 << 20
-_SHUTTING_DOWN = "The service is shutting down."
 _CORES = len(os.sched_getaffinity(0))
 _NO_METADATA: tuple[Any, ...] = ()
 _EXHAUSTED = int(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
@@ -221,7 +220,6 @@ class QueueServer(ServerParts):
         self._lock = threading.Lock()
         self._young: deque[_Unary] = deque()
         self._thread: threading.Thread | None = None
-        self._open_streams: set[QueueStream] = set()
         self._stopping = False
         self._give_up_at: float | None = None
         self._brisk = False  # the last event came so soon that polling for the next one pays
@@ -347,7 +345,7 @@ class QueueServer(ServerParts):
         if event.success:
             method = event.call_details.method.decode("utf-8", "replace")
             caller = self._door.caller(event.call.peer())
-            self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+            self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         if not self._has_stopped:
             # `stop` was called: the queue returns the requests that would have accepted calls.
             self._end_calls()
@@ -407,7 +405,7 @@ class QueueServer(ServerParts):
             self._door.accepted(caller)
         if self._has_stopped:
             # Accepted before `stop`, and complete only after the handler's `on_stop`.
-            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], _SHUTTING_DOWN, b"", _NO_METADATA)
+            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], SHUTTING_DOWN, b"", _NO_METADATA)
             return
         self._next_number += 1
         number = unary.number = self._next_number
@@ -461,14 +459,7 @@ class QueueServer(ServerParts):
         return look_at if wake_at is None else min(wake_at, look_at)
 
     def _end_calls(self) -> None:
-        """Answer the calls that are open, so that the server can shut down: it takes no more."""
-        self._has_stopped = True
-        self._handler.on_stop()
-        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
-        for number in list(self._pending):
-            self.finish(number, unavailable, _SHUTTING_DOWN)
-        for stream in list(self._open_streams):
-            stream.finish(unavailable, _SHUTTING_DOWN)
+        super()._end_calls()
         self._give_up_at = time.monotonic() + _DRAIN_S
 
     def _drain(self) -> None:
