@@ -87,7 +87,7 @@ def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(
     assert again.after(3) == [(4, "k\udcff4", b"v4"), (5, "k\udcff5", b"v5")]
     with monkeypatch.context() as patch:
         patch.setattr("fastrt.durable.journal._WRITES_BYTES_MIN", 0)
-        again.drop(5)
+        again.drop()
     assert again.after(3) == []
     again.append(8, "k", b"v")
     with pytest.raises(DamagedStateError, match="continues with 1 writes up to 8"):
