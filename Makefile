@@ -21,7 +21,8 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	@# Each of these has one core to itself: 12 s instead of 23.
 	$(BIN)/cython-lint src & style=$$!; $(BIN)/mypy && $(BIN)/python -m mypy.stubtest fastrt._core \
 	--allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist; types=$$?; wait $$style && exit $$types
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@# Even where the environment forbids it, the tests' bytecode is kept: to compile all takes each worker 13 s of CPU.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris

@@ -246,8 +246,8 @@ def session_leaves_nothing() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Many tests end with a collection, and it need not look at what is older than the module each time.
-    gc.unfreeze()
+    # Many tests end with a collection, and it need not look at what is older than the module each time. This one need
+    # not look again at what has outlived an earlier module: 300,000 objects, which take 0.2 s.
     gc.collect()
     gc.freeze()
     with leaves_nothing(f"the module {request.node.name}"):

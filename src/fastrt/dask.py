@@ -68,7 +68,6 @@ class _Submitted:
     def __init__(self, graph: Mapping[Key, Any], wanted: list[Key], keep: bool = False) -> None:
         self.values: dict[Key, Any] = {}  # of nodes that are data
         self.refs: dict[Key, ObjectRef] = {}
-        self._graph = graph
         needed = _needed(graph, wanted)
         self.tasks: list[Key] = []
         # For each key, the number of tasks still to be submitted that need it. At zero this process drops its

@@ -82,20 +82,19 @@ def read_object(
     fields: Mapping[str, type | tuple[type, ...]] | None = None,
     *,
     bytes_max: int = BYTES_MAX,
-    depth_max: int = DEPTH_MAX,
     own: bool = False,
 ) -> dict[str, Any]:
     """Parse a JSON object of unknown origin, and check the types of its fields.
 
     Args:
-        data, what, bytes_max, depth_max, own: see `read_json`.
+        data, what, bytes_max, own: see `read_json`.
         fields: type, or types, of each required field; a `bool` is not accepted as an `int`. Other fields are allowed.
     Returns:
         The object.
     Raises:
         ForeignTextError: see `read_json`; or it is not an object, or a field is missing or of another type.
     """
-    value = read_json(data, what, bytes_max=bytes_max, depth_max=depth_max, own=own)
+    value = read_json(data, what, bytes_max=bytes_max, own=own)
     return check_object(value, what, fields)
 
 

@@ -34,13 +34,15 @@ class Failpoints:
         with open(self.path, "wb") as file:
             file.truncate(_BYTES)
         self._map = _mapped(self.path)
+        self._is_creator = True
 
     @classmethod
     def attach(cls, path: str | os.PathLike[str]) -> Failpoints:
-        """Use a table that another process has created: arm points, read counters, and leave `close` to its creator."""
+        """Use a table that another process has created: arm points and read counters."""
         self = cls.__new__(cls)
         self.path = Path(path)
         self._map = _mapped(self.path)
+        self._is_creator = False
         return self
 
     def __enter__(self) -> Failpoints:
@@ -52,9 +54,10 @@ class Failpoints:
         self.close()
 
     def close(self) -> None:
-        """Unmap and remove the file."""
+        """Unmap the file; its creator also removes it."""
         self._map.close()
-        self.path.unlink(missing_ok=True)
+        if self._is_creator:
+            self.path.unlink(missing_ok=True)
 
     def environment(self) -> dict[str, str]:
         """Return the environment for processes that are to register their points in this table."""

@@ -156,6 +156,10 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(IndexError, match="was never used"):
             memory.keys_of(np.array([bad]), np.empty(1, np.uint64))
     memory.insert(keys_of(7, 1 << 63, 9), np.zeros(6, F), np.empty(3, np.int64))
+    for removed in ([0, 5], [0, 1, 0]):
+        with pytest.raises(IndexError):
+            memory.remove(np.array(removed))
+        assert memory.find(keys_of(7, 1 << 63, 9), np.empty(3, np.int64)) == 0, "a refused call removes no row"
     found = np.empty(2, np.uint64)
     memory.keys_of(np.array([2, 1]), found)
     assert found.tolist() == [9, 1 << 63]

@@ -1,5 +1,6 @@
 """Versions in shared memory: which slot is written, what readers keep, and what is refused."""
 
+import fcntl
 import os
 from typing import Any
 
@@ -89,14 +90,23 @@ def test_view_in_a_forked_child_leaves_the_parents_pins() -> None:
     del held
 
 
+def test_memory_too_large_to_map_is_refused_and_its_descriptor_left_to_the_caller() -> None:
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 50)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(AttachError, match="cannot map"):
+        Versions.attach(fd)
+    assert os.listdir("/proc/self/fd") == before
+    os.close(fd)
+
+
 def test_what_is_no_such_memory_is_refused() -> None:
     for size in (0, 100, 5000):
         with pytest.raises(ValueError, match="multiple of 4096"):
             Versions.create(size)
     fds = [os.memfd_create("x", os.MFD_ALLOW_SEALING) for _ in range(2)]
     os.ftruncate(fds[1], 1 << 20)
-    import fcntl
-
     fcntl.fcntl(fds[1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     memory = Versions.create(4096)
     for fd in fds:

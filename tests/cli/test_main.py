@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from fastrt.cli.main import main
@@ -15,9 +16,10 @@ def test_help_lists_every_command():
         assert f"\n  {name} " in result.output
 
 
-def test_help_imports_neither_rich_nor_numpy():
-    code = "import sys; from fastrt.cli.main import main; main(['--help'], standalone_mode=False); "
-    code += "print([name for name in ('rich', 'numpy', 'grpc', 'pytest') if name in sys.modules])"
+@pytest.mark.parametrize("words", [["--help"], ["ps", "scheduler", "--help"]])
+def test_help_imports_neither_rich_nor_numpy(words):
+    code = f"import sys; from fastrt.cli.main import main; main({words}, standalone_mode=False); "
+    code += "print([name for name in ('rich', 'numpy', 'grpc', 'asyncio', 'pytest') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert result.stdout.splitlines()[-1] == "[]", result.stdout + result.stderr
 

@@ -1,6 +1,9 @@
 """Options of `fastrt start` that are wrong: told before any process is started, with the exit code of wrong use."""
 
+import os
 import subprocess
+import sys
+import tempfile
 
 import pytest
 from click.testing import CliRunner
@@ -46,6 +49,24 @@ def test_a_node_is_the_head_or_joins_one(runtime_dir, words):
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", ":5", "127.0.0.1:99999", "127.0.0.1:0"])
 def test_address_without_a_host_or_a_port_is_refused(runtime_dir, address):
     assert f"--address '{address}' is no address" in refusal(runtime_dir, "--address", address)
+
+
+def test_detached_node_that_neither_starts_nor_ends_is_killed_and_reported(tmp_path):
+    (tmp_path / "stuck.py").write_text(
+        "import os, threading\n"
+        "from fastrt.cli import main, start\n"
+        "if start._DETACHED in os.environ:\n"
+        "    os.close(int(os.environ[start._DETACHED]))\n"
+        "    threading.Event().wait()\n"
+        "start._DETACH_S = 0.05\n"
+        "main.main()\n"
+    )
+    words = [sys.executable, str(tmp_path / "stuck.py"), "start", "--head", "--detach"]
+    with tempfile.TemporaryDirectory(prefix="frt-") as folder:  # keeps the log, and short: sockets have short names
+        variables = {**os.environ, "FASTRT_RUNTIME_DIR": folder}
+        ended = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: the node did not start; see "), ended.stderr
 
 
 def test_every_option_is_also_a_variable():

@@ -81,13 +81,13 @@ def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(
     log = WriteLog(tmp_path)
     for number in range(1, 6):
         log.append(number, f"k\udcff{number}", b"v%d" % number)
-    log.drop(2)
+    log.drop()
     log.close()
     again = WriteLog(tmp_path)
     assert again.after(3) == [(4, "k\udcff4", b"v4"), (5, "k\udcff5", b"v5")]
     with monkeypatch.context() as patch:
         patch.setattr("fastrt.durable.journal._WRITES_BYTES_MIN", 0)
-        again.drop(5)
+        again.drop()
     assert again.after(3) == []
     again.append(8, "k", b"v")
     with pytest.raises(DamagedStateError, match="continues with 1 writes up to 8"):

@@ -350,6 +350,27 @@ def test_instruction_is_answered_when_the_servers_have_and_another_must_wait() -
     assert play.phase is Phase.READY
 
 
+def test_answer_to_an_earlier_query_does_not_end_a_later_instruction() -> None:
+    play = formed(1, 1)
+    for instruction in (ev.Instruction.QUERY_INSTANCE, ev.Instruction.NEW_INSTANCE):
+        play.do(ev.Instruct, instruction, b"")
+    assert play.feed(ev.Instructed(play.calls - 1, {0: "queried"})) == {0: "queried"}
+    assert play.phase is Phase.NEW_INSTANCE
+    play.feed(ev.Instructed(play.calls, {0: "ok"}))
+    assert play.phase is Phase.READY
+
+
+def test_late_answer_to_an_interrupted_instruction_does_not_end_the_next_one() -> None:
+    play = formed(1, 1)
+    play.do(ev.Instruct, ev.Instruction.NEW_INSTANCE, b"")
+    interrupted = play.calls
+    play.lose("s0")
+    play.register("s0")
+    play.do(ev.Instruct, ev.Instruction.NEW_INSTANCE, b"")
+    play.feed(ev.Instructed(interrupted, {}))
+    assert play.phase is Phase.NEW_INSTANCE
+
+
 def test_restarted_machine_knows_ranks_and_what_was_lost() -> None:
     play = formed(2, 2)
     play.lose("s1")

@@ -18,7 +18,8 @@ from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher
-from fastrt.objstore.service import MEASURE, ObjStoreServer, ReadyReporter
+from fastrt.objstore.service import MEASURE, ObjStoreServer
+from fastrt.scheduler.client import SchedulerClient
 from fastrt.transfer import obj
 
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
@@ -354,9 +355,9 @@ def test_every_arrival_is_reported_to_the_scheduler_before_it_is_acknowledged(
     make_site: Make, closing: Make, caller: Make
 ) -> None:
     scheduler = closing(Scheduler())
-    reporter = closing(ReadyReporter(scheduler.address, 4, TOKEN))
+    client = closing(SchedulerClient(scheduler.address, TOKEN))
     here, there = make_site(), make_site()
-    server, other = closing(here.serve()), closing(there.serve(on_ready=reporter))
+    server, other = closing(here.serve()), closing(there.serve(on_ready=lambda objref: client.ready(objref, 4)))
     call, direct = caller(server.address), caller(other.address)
     direct.stream(cut(DATA, 1))
     here.put(2, "native")
@@ -377,9 +378,12 @@ def test_arrival_that_the_scheduler_refuses_leaves_nothing_and_one_it_missed_is_
     make_site: Make, closing: Make, caller: Make, native: bool
 ) -> None:
     scheduler = closing(Scheduler())
-    reporter = closing(ReadyReporter(scheduler.address, 4, TOKEN))
+    client = closing(SchedulerClient(scheduler.address, TOKEN))
     here, there = make_site(), make_site()
-    server, other = closing(here.serve(native=native)), closing(there.serve(native=native, on_ready=reporter))
+    server, other = (
+        closing(here.serve(native=native)),
+        closing(there.serve(native=native, on_ready=lambda objref: client.ready(objref, 4))),
+    )
     call, direct = caller(server.address), caller(other.address)
     scheduler.refuse, scheduler.unknown = {1}, {2, 3}
     for objref in (1, 2):

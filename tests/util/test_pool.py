@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import Counter
 
@@ -104,6 +105,14 @@ def test_errors_arrive_where_they_are_asked_for(pool):
     with pytest.raises(ValueError):
         next(results)
     assert next(results) == 3  # an imap goes on behind an error
+
+
+def test_wait_returns_when_a_call_has_raised_system_exit(pool):
+    ended = pool.apply_async(sys.exit, (3,))
+    ended.wait()
+    assert ended.ready()
+    with pytest.raises(SystemExit):
+        ended.get()
 
 
 def test_callbacks(pool, wait_until):

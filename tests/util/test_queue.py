@@ -167,6 +167,21 @@ def test_async_forms(rt):
     assert queue.empty()
 
 
+def test_many_waiting_coroutines_share_one_thread_and_leave_the_loops_own_alone(rt):
+    queue = Queue()
+
+    async def talk():
+        before = set(threading.enumerate())
+        getting = [asyncio.create_task(queue.get_async()) for _ in range(40)]
+        await asyncio.wait(getting, timeout=0.02)  # all have begun to wait
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: len(set(threading.enumerate()) - before)), 30) == 2
+        for k in range(40):
+            queue.put(k)
+        assert sorted(await asyncio.gather(*getting)) == list(range(40))
+
+    asyncio.run(talk())
+
+
 def test_killed_putters_leave_whole_values_and_a_usable_queue(rt):
     queue, pids = Queue(), Queue()
     came, last = Counter(), {}

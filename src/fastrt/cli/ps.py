@@ -8,21 +8,15 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from fastrt.cli.tables import table_console
 from fastrt.errors import FastrtError
-from fastrt.membership import http
-from fastrt.membership.peers import look
-from fastrt.membership.service import ClusterOptions, ClusterScheduler
-from fastrt.membership.state import Settings
-from fastrt.net.grpc.auth import TlsFiles, read_token
-from fastrt.net.grpc.identity import new_token
-from fastrt.net.grpc.trust import Trust, trust_of
+
+if TYPE_CHECKING:
+    from fastrt.membership.service import ClusterOptions
+    from fastrt.net.grpc.trust import Trust
 
 _DEFAULT_ADDRESS = "127.0.0.1:6667"
 _ASK_S = 10.0
@@ -92,6 +86,13 @@ def status(address: str, http_address: str | None, token_file: Path | None) -> N
     Raises:
         click.ClickException: no scheduler answers.
     """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fastrt.cli.tables import table_console
+    from fastrt.membership.peers import look
+    from fastrt.net.grpc.auth import read_token
+
     try:
         members = look(address, None if token_file is None else read_token(token_file), _ASK_S)
         state = _state(http_address, token_file) if http_address is not None else ""
@@ -120,6 +121,8 @@ def request(method: str, path: str, body: str, http_address: str, token_file: Pa
     Raises:
         click.ClickException: the scheduler does not answer, or rejects the request.
     """
+    from fastrt.membership import http
+
     try:
         status, answer = http.request(http_address, _trust(token_file), method, path, body.encode() or None)
     except (FastrtError, OSError) as error:
@@ -130,6 +133,10 @@ def request(method: str, path: str, body: str, http_address: str, token_file: Pa
 
 
 def _options(given: dict[str, Any]) -> ClusterOptions:
+    from fastrt.membership.service import ClusterOptions
+    from fastrt.membership.state import Settings
+    from fastrt.net.grpc.auth import TlsFiles
+
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["token_file"] is None and not given["allow_anonymous"]:
@@ -161,6 +168,9 @@ def _options(given: dict[str, Any]) -> ClusterOptions:
 
 def _token(path: Path) -> str:
     """Read the token from a file; create the file with a new token if there is none."""
+    from fastrt.net.grpc.auth import read_token
+    from fastrt.net.grpc.identity import new_token
+
     try:
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
@@ -177,6 +187,8 @@ def _serve(options: ClusterOptions) -> None:
         FastrtError: the options are inconsistent, or the state directory cannot be used.
         OSError: an address cannot be bound.
     """
+    from fastrt.membership.service import ClusterScheduler
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     # Blocked before any thread starts, so that all inherit it and only sigwait below takes the signals.
     signals = {signal.SIGTERM, signal.SIGINT}
@@ -203,9 +215,14 @@ def _serve(options: ClusterOptions) -> None:
 
 
 def _state(address: str, token_file: Path | None) -> str:
+    from fastrt.membership import http
+
     _, answer = http.request(address, _trust(token_file), "GET", "/state", timeout_s=_ASK_S)
     return f", {answer['cluster_state']}"
 
 
 def _trust(token_file: Path | None) -> Trust | None:
+    from fastrt.net.grpc.auth import read_token
+    from fastrt.net.grpc.trust import trust_of
+
     return None if token_file is None else trust_of(read_token(token_file))

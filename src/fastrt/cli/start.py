@@ -192,6 +192,7 @@ def _detach(token: str | None) -> None:
     from fastrt.config import RUNTIME_FOLDER
     from fastrt.errors import FastrtError
     from fastrt.folders import open_private, private_folder
+    from fastrt.net.supervise import reap
 
     folder = private_folder(runtime_folder(), RUNTIME_FOLDER)
     log = open_private(folder, _LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -216,7 +217,7 @@ def _detach(token: str | None) -> None:
             is_up = pipe.read(2) == b"up"
         click.echo(_read_from(log, before).decode(errors="replace"), nl=False)
         if not is_up:
-            child.wait(_DETACH_S)
+            reap(child, _DETACH_S)
             raise FastrtError(f"the node did not start; see {folder / _LOG}")
 
 

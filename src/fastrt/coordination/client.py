@@ -14,7 +14,7 @@ import grpc
 from fastrt.coordination.agent import AsyncAgent, TaskView, connect_async
 from fastrt.coordination.errors import CoordinationError
 from fastrt.coordination.keys import AsyncKeys, open_keys_async
-from fastrt.coordination.loop import LoopThread
+from fastrt.coordination.loop import ConnectionLoop
 from fastrt.coordination.status import Code
 from fastrt.net.address import with_port
 from fastrt.net.grpc.descriptors import message_set
@@ -34,7 +34,7 @@ class Keys:
     (`ForkedRuntimeError`).
     """
 
-    def __init__(self, loop: LoopThread, keys: AsyncKeys) -> None:
+    def __init__(self, loop: ConnectionLoop, keys: AsyncKeys) -> None:
         self._loop = loop
         self._keys = keys
         self._closed = False
@@ -105,7 +105,7 @@ class Agent(Keys):
     The methods raise the errors of `AsyncAgent`. A forked child cannot use its parent's agent, nor have its own.
     """
 
-    def __init__(self, loop: LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
+    def __init__(self, loop: ConnectionLoop, agent: AsyncAgent, listener: ErrorListener | None) -> None:
         super().__init__(loop, agent)
         self._agent = agent
         self._listener = listener
@@ -222,7 +222,7 @@ def connect(
 
     Source: `jax.distributed.initialize` and the agent behind it.
     """
-    loop = LoopThread("This agent has left the job. Connect again.")
+    loop = ConnectionLoop("This agent has left the job. Connect again.")
     try:
         agent = loop.run(
             connect_async(
@@ -259,7 +259,7 @@ def open_keys(address: str, *, credentials: grpc.ChannelCredentials | None = Non
     Returns:
         The keys; use them with `with`, or `close` them.
     """
-    loop = LoopThread("These keys are closed. Open them again.")
+    loop = ConnectionLoop("These keys are closed. Open them again.")
     try:
         return Keys(loop, loop.run(open_keys_async(address, credentials=credentials)))
     except BaseException:

@@ -332,7 +332,7 @@ class Core:
             for number, key, value in log.after(self.last_write):
                 self.write(number, key, value)
             self.settle()
-            log.drop(self.last_write)
+            log.drop()
         finally:
             journal.losses += log.losses
             log.close()

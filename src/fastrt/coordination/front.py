@@ -281,7 +281,7 @@ class Front(Listener):
         if self._log is None or self._keeper_full or self._last_write - self._last_cut < _LOG_WRITES_MAX:
             return
         try:
-            self._log.drop(self._last_write)
+            self._log.drop()
         except StateDirectoryError as error:
             _log.warning("the log of writes cannot be truncated: %s", error)
         self._last_cut = self._last_write

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from fastrt.coordination import events as ev
 from fastrt.coordination.events import Answer, Persist
 from fastrt.coordination.keyvalues import Emit, KeyValues, refused_key
-from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, dump_failure, failure, load_failure, to_json
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.transitions import Transitions
@@ -62,13 +61,13 @@ class Nodes:
     """The older service's part of the coordination state machine.
 
     Args:
-        members: the first role has as many members as there are nodes.
         keys: the key-values, shared with the newer dialects; keys are not normalised here.
-        settings: timeouts, and the incarnation from which the session's id is made.
+        settings: timeouts, the number of nodes (the members of the first role), and the incarnation from which the
+            session's id is made.
         emit: takes the effects.
     """
 
-    def __init__(self, members: Members, keys: KeyValues, settings: Settings, emit: Emit) -> None:
+    def __init__(self, keys: KeyValues, settings: Settings, emit: Emit) -> None:
         self._keys = keys
         self._settings = settings
         self._emit = emit

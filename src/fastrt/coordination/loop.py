@@ -1,39 +1,36 @@
-"""An event loop in a separate thread, which runs the coroutines of blocking callers."""
+"""The event loop that runs the coroutines of a connection's blocking callers."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastrt.coordination.errors import CoordinationError
+from fastrt.net.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 
-class LoopThread:
-    """An event loop in a separate thread.
+class ConnectionLoop(LoopThread):
+    """The event loop of a connection, in a thread.
 
     Args:
         ended: the error message of calls after `stop`.
     """
 
     def __init__(self, ended: str) -> None:
+        super().__init__("fastrt-coordination")
         self._ended = ended
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-coordination", daemon=True)
-        self._thread.start()
 
     @property
     def is_inherited(self) -> bool:
         """Whether this process was forked from the one that has the thread."""
         return os.getpid() != self._pid
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result; an interrupt of the caller cancels it.
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and return its result, as `LoopThread.run`.
 
         Raises:
             CoordinationError: the loop has ended, belongs to another process, or is the caller itself.
@@ -42,12 +39,7 @@ class LoopThread:
         if problem is not None:
             work.close()
             raise CoordinationError(problem, "FAILED_PRECONDITION")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return super().run(work, timeout_s)
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the loop, soon.
@@ -56,9 +48,9 @@ class LoopThread:
             CoordinationError: the loop has ended, or belongs to another process.
         """
         problem = self._problem()
-        if problem is not None and threading.current_thread() is not self._thread:
+        if problem is not None and not self.is_current:
             raise CoordinationError(problem, "FAILED_PRECONDITION")
-        self._loop.call_soon_threadsafe(function, *arguments)
+        self.loop.call_soon_threadsafe(function, *arguments)
 
     def _problem(self) -> str | None:
         """The reason why the loop cannot run a call, None when it can."""
@@ -67,14 +59,8 @@ class LoopThread:
                 "This connection belongs to the process that this one was forked from. Connect in a process that is "
                 'started as a new one: subprocess, or multiprocessing.get_context("spawn").'
             )
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return self._ended
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             return "A callback of on_error called its own agent, which would wait for itself. Use another thread."
         return None
-
-    def stop(self) -> None:
-        """End the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -233,7 +233,6 @@ class Coordinator(Listener):
         self._core = Core(options.settings(), options.journal())
         self._broken: StateDirectoryError | None = None
         self._waiting: set[int] = set()
-        self._stop_asked = False
 
     def __enter__(self) -> Coordinator:
         self.start()

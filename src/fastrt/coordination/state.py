@@ -91,7 +91,7 @@ class CoordinationState:
         self.keys = KeyValues(emit, settings.keys_bytes_max, settings.keys_max)
         self.barriers = Barriers(self.members, emit, self._finish_waiter, self._barrier_ended)
         self.polls = Polls(emit)
-        self.nodes = Nodes(self.members, self.keys, settings, emit)
+        self.nodes = Nodes(self.keys, settings, emit)
         self.keys.on_answered = self.nodes.key_arrived
         self.shutdown_id = f"Shutdown::{settings.incarnation}"
         self._devices_id = f"WaitForAllTasks::{settings.incarnation}"

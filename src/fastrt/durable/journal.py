@@ -290,8 +290,8 @@ class WriteLog:
         self.losses.append(words)
         return found
 
-    def drop(self, number: int) -> None:
-        """Drop the writes up to this number, which are in the records now.
+    def drop(self) -> None:
+        """Drop all writes: they are in the records now.
 
         Raises:
             StateDirectoryError: the disk is full or failing.

@@ -27,8 +27,8 @@ from fastrt.membership.event_runner import EventRunner
 from fastrt.membership.events import MemberView, Phase, Role
 from fastrt.membership.framing import Frame, FramingError, Kind
 from fastrt.membership.links import FrameConnection, end_connections
-from fastrt.membership.loop_thread import LoopThread
 from fastrt.membership.mailbox import Mailbox
+from fastrt.membership.member_loop import MemberLoop
 from fastrt.membership.messages import Messages
 from fastrt.membership.options import ClusterTimeoutError, MemberOptions
 from fastrt.membership.peers import Caller, Incoming, MemberUnreachableError
@@ -65,7 +65,7 @@ class ClusterMember(Messages):
         self._trust = None if options.token is None else trust_of(options.token)
         self._request_ids = itertools.count(1)
         self._view = ClusterView()
-        self._loop = LoopThread()
+        self._loop = MemberLoop()
         self._events = EventRunner(options)
         self._scheduler = SchedulerConnection(
             role, self.member_id, options, self._trust, self._view, self._loop, self._events, self._request_ids

@@ -12,7 +12,7 @@ from fastrt.membership import wire
 from fastrt.membership.event_runner import EventRunner
 from fastrt.membership.events import Role
 from fastrt.membership.framing import FramingError, Kind
-from fastrt.membership.loop_thread import LoopThread
+from fastrt.membership.member_loop import MemberLoop
 from fastrt.membership.options import MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.membership.peers import Caller, MemberUnreachableError
 from fastrt.membership.view import ClusterView
@@ -56,7 +56,7 @@ class SchedulerConnection:
         options: MemberOptions,
         trust: Trust | None,
         view: ClusterView,
-        loop: LoopThread,
+        loop: MemberLoop,
         events: EventRunner,
         request_ids: Iterator[int],
     ) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from fastrt.errors import FastrtError
 from fastrt.membership.events import Role
 from fastrt.membership.framing import Kind
-from fastrt.membership.loop_thread import LoopThread
 from fastrt.membership.mailbox import MESSAGE, Mailbox, Tag
+from fastrt.membership.member_loop import MemberLoop
 from fastrt.membership.options import ClusterTimeoutError, MemberOptions
 from fastrt.membership.peers import Caller, MemberUnreachableError
 from fastrt.membership.view import ClusterView
@@ -39,7 +39,7 @@ class Messages:
     options: MemberOptions
     _mailbox: Mailbox
     _view: ClusterView
-    _loop: LoopThread
+    _loop: MemberLoop
 
     async def _peer(self, role: Role, rank: int) -> Caller:
         raise NotImplementedError

@@ -12,7 +12,7 @@ from fastrt.membership.connection import SchedulerConnection
 from fastrt.membership.event_runner import EventRunner
 from fastrt.membership.events import MemberView, Phase, Role
 from fastrt.membership.framing import Kind
-from fastrt.membership.loop_thread import LoopThread
+from fastrt.membership.member_loop import MemberLoop
 from fastrt.membership.options import MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.membership.peers import MemberUnreachableError
 from fastrt.membership.view import ClusterView
@@ -43,7 +43,7 @@ class Registration:
         connection: SchedulerConnection,
         view: ClusterView,
         events: EventRunner,
-        loop: LoopThread,
+        loop: MemberLoop,
         on_members: Callable[[Sequence[MemberView]], None],
     ) -> None:
         self.port = 0

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.net.grpc.trust import Trust, trust_of
 from fastrt.net.grpc.visitors import VISITORS_MAX
+from fastrt.net.loop_thread import LoopThread
 
 _log = logging.getLogger(__name__)
 
@@ -147,8 +148,7 @@ class ClusterScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._broken: StateDirectoryError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         self._door: Door | None = None
         self._grpc: Server | None = None
         self._http: ManagementServer | None = None
@@ -168,11 +168,9 @@ class ClusterScheduler:
             OSError: an address cannot be bound.
         """
         self._restore()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-cluster", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("fastrt-cluster")
         try:
-            self._run(self._listen())
+            self._thread.run(self._listen())
             if self.options.grpc_address is not None:
                 self._listen_grpc(self.options.grpc_address)
             if self.options.http_address is not None:
@@ -191,16 +189,14 @@ class ClusterScheduler:
         if self._http is not None:
             self._http.stop()
             self._http = None
-        if self._loop is not None and self._thread is not None:
-            self._run(self._close())
+        if self._thread is not None:
+            self._thread.run(self._close())
         if self._grpc is not None:
             self._grpc.stop()
             self._grpc = None
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=_STOP_S)
-            self._loop.close()
-            self._loop = self._thread = None
+        if self._thread is not None:
+            self._thread.stop(_STOP_S)
+            self._thread = None
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -215,10 +211,10 @@ class ClusterScheduler:
             FastrtError: the scheduler has stopped, or does not answer.
         """
         answered: Future[Any] = Future()
-        loop = self._loop
-        if loop is None:
+        thread = self._thread
+        if thread is None:
             raise FastrtError("The scheduler has stopped.")
-        loop.call_soon_threadsafe(self._call, make, answered.set_result)
+        thread.loop.call_soon_threadsafe(self._call, make, answered.set_result)
         try:
             value = answered.result(timeout=2 * _ASK_S)
         except FutureTimeoutError:
@@ -297,8 +293,8 @@ class ClusterScheduler:
             self._links[link.number] = link
             made.set_result(None)
 
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(make)
+        assert self._thread is not None
+        self._thread.loop.call_soon_threadsafe(make)
         made.result(timeout=_ASK_S)
 
     def _on_request(self, link: Link, meta: Any, frame: Frame) -> None:
@@ -388,9 +384,9 @@ class ClusterScheduler:
 
     def _take(self, effects: list[Effect]) -> None:
         self._effects += effects
-        if not self._settle_soon and self._loop is not None:
+        if not self._settle_soon and self._thread is not None:
             self._settle_soon = True
-            self._loop.call_soon(self._settle)
+            self._thread.loop.call_soon(self._settle)
 
     def _settle(self) -> None:
         """Write the records of all effects, then carry the effects out."""
@@ -405,8 +401,7 @@ class ClusterScheduler:
                 _log.critical("the cluster's scheduler waits for disk space: %s", error)
                 self._effects = effects
                 self._settle_soon = True
-                assert self._loop is not None
-                self._loop.call_later(_FULL_RETRY_S, self._settle)
+                asyncio.get_running_loop().call_later(_FULL_RETRY_S, self._settle)
                 return
             except StateDirectoryError as error:
                 # Memory is now ahead of the disk, so none of these effects may become visible.
@@ -491,10 +486,6 @@ class ClusterScheduler:
         await end_connections("the scheduler stops")
         if self._timer is not None:
             self._timer.cancel()
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # On gRPC's thread: the health check is the only unary call
 

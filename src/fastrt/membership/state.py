@@ -73,6 +73,7 @@ class ClusterState:
         self.moves = 0
         self.members = Members({Role.SERVER: settings.servers, Role.WORKER: settings.workers})
         self.round: Round | None = None
+        self._instruction = -1  # the call whose answer ends the phase of an instruction
         self._formed = False  # whether all members have been present once
         self._effects: list[Effect] = []
         self._overview: Overview | None = None
@@ -465,10 +466,11 @@ class ClusterState:
         servers = [(m.link, m.rank) for m in self.members if m.role is Role.SERVER and m.link is not None]
         if event.instruction is not ev.Instruction.QUERY_INSTANCE:
             self._move(event.instruction.name.lower())
+            self._instruction = event.call
         self._emit(ev.Ask(event.call, servers, event.instruction, event.body))
 
     def _on_instructed(self, event: ev.Instructed) -> Any:
-        if "instructed" in ev.CLUSTER.table[self.phase]:
+        if event.call == self._instruction and "instructed" in ev.CLUSTER.table[self.phase]:
             self._move("instructed")
             self._settle()
         return event.result

@@ -122,7 +122,3 @@ class RestartLimit:
         now = time.monotonic()
         self._deaths = [at for at in self._deaths if now - at < self._within_s] + [now]
         return len(self._deaths) <= self._most
-
-    def clear(self) -> None:
-        """Forget all deaths."""
-        self._deaths.clear()

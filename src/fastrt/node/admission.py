@@ -159,7 +159,7 @@ class Admission:
         found = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
-            if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle.split("/")[0] == name:
+            if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle_group == name:
                 found.append(BundleKey(actor, gen))
         return found
 
@@ -455,7 +455,7 @@ class Admission:
         return f"resources of placement group {group}, which {f'has {why}' if why else 'was removed'}"
 
     def _cannot_reserve(self, order: Order) -> None:
-        name = order.demand.bundle.split("/")[0]
+        name = order.demand.bundle_group
         shortage = self.groups.why_gone(name) or self.groups.shortage(name)
         if order.what == "warn":
             self._say(f"fastrt: placement group {name} has {shortage}; it waits until nodes join that have it\n")

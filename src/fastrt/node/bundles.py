@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fastrt.tasks.resources import CPU, Amounts
 
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-
 
 def assign(
     bundles: Sequence[Amounts], rooms: Mapping[str, Mapping[str, int]], strategy: str, taken: Sequence[str] = ()

@@ -484,7 +484,7 @@ class Placing:
 
     def _stir(self, demand: Demand) -> None:
         if demand.bundle:
-            self.stirred_groups[demand.bundle.split("/")[0]] = None
+            self.stirred_groups[demand.bundle_group] = None
 
     def _stop_waiting(self, key: Key) -> None:
         if not isinstance(key, TaskKey) and self.waiting_actors.get(key.record) == key.gen:
@@ -493,7 +493,7 @@ class Placing:
     def _give(self, demand: Demand, sign: int) -> None:
         """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""
         if demand.bundle and sign < 0:
-            self._gone_groups.add(demand.bundle.split("/")[0])
+            self._gone_groups.add(demand.bundle_group)
         for name, parts in given_by(demand):
             self.total[name] = self.total.get(name, 0) + sign * parts
             if not self.total[name]:

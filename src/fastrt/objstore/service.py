@@ -26,7 +26,7 @@ from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.net.address import check_bind, reachable, split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles, refused_token
-from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.net.grpc.channel import BULK_OPTIONS
 from fastrt.net.grpc.contract import Metadata, Stream
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
@@ -52,7 +52,6 @@ _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 4 MiB by default
 _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
 _THREADS = 8
-_READY_S = 30.0
 _KEPT_BYTES = 128 << 20
 
 
@@ -384,9 +383,7 @@ class ObjStoreServer:
 
 def _code_of(exc: BaseException) -> grpc.StatusCode | None:
     """The status code of a scheduler's answer, None for any other error."""
-    if isinstance(exc, SchedulerError):
-        return _Code.__members__.get(exc.code)
-    return exc.code() if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call) else None
+    return _Code.__members__.get(exc.code) if isinstance(exc, SchedulerError) else None
 
 
 def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -411,34 +408,3 @@ def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
             return code, str(exc)
     _log.error("an object store's call failed", exc_info=exc)
     return _Code.INTERNAL, f"The store failed: {exc!r}."
-
-
-class ReadyReporter:
-    """Reports arrived objects to a scheduler by early Ray's `Scheduler.ObjReady`, for `on_ready`.
-
-    Args:
-        address: the scheduler's host:port.
-        objstoreid: the scheduler's number for this store.
-        token: the session's token; None sends none.
-        tls: certificates; None for the clear.
-    """
-
-    def __init__(self, address: str, objstoreid: int, token: str | None, tls: TlsFiles | None = None) -> None:
-        self._request, _ = message_set("ray").methods("Scheduler")["ObjReady"]
-        self._objstoreid = objstoreid
-        self._metadata = bearer(token) if token is not None else ()
-        self._channel = open_channel(address, tls.channel_credentials() if tls is not None else None)
-        self._call = self._channel.unary_unary("/Scheduler/ObjReady", self._request.SerializeToString, bytes)
-
-    def __call__(self, objref: int) -> None:
-        """Report one object; safe to repeat.
-
-        Raises:
-            grpc.RpcError: the scheduler rejects the report, or does not answer within 30 seconds.
-        """
-        request = self._request(objref=objref, objstoreid=self._objstoreid)
-        self._call(request, timeout=_READY_S, metadata=self._metadata)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()

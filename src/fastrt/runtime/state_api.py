@@ -19,7 +19,7 @@ from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.cancel import cancel
-from fastrt.tasks.remote import remote
+from fastrt.tasks.remote import RemoteFunction
 
 _ANSWER_S = 5.0
 
@@ -139,7 +139,7 @@ def _others(store: Store) -> dict[str, str]:
 
 
 def _ask(what: str, filters: dict[str, Any], limit: int, node: str) -> ObjectRef:
-    ref: ObjectRef = remote(num_cpus=0, scheduling=node, max_retries=0, name=f"list {what}")(_look).remote(
+    ref: ObjectRef = RemoteFunction(_look, num_cpus=0, scheduling=node, max_retries=0, name=f"list {what}").remote(
         what, filters, limit
     )
     return ref

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from fastrt.tasks.actor_class import ActorClass
-from fastrt.tasks.options import CLASSES, OPTIONS
-from fastrt.tasks.remote import remote as remote_function
+from fastrt.tasks.options import CLASSES, FUNCTIONS, OPTIONS, check_names
+from fastrt.tasks.remote import RemoteFunction
 
 
 def remote(target: Any = None, /, **options: Any) -> Any:
@@ -15,10 +15,22 @@ def remote(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         target: the function or class, when used without options.
-        num_returns: of a function: how many results a call has; it returns a tuple or list of that many.
-        max_retries: of a function: how often a task runs again after its worker died; default 3.
-        retry_exceptions: of a function: whether it also runs again after an exception of its own; default False.
-        max_calls: of a function: how many calls of it a worker process runs before it ends; default 0: any number.
+        num_returns: of a function: how many results a call has; it returns a tuple or list of that many, or yields
+            them. "streaming", the default of generator functions: a call gives an `ObjectRefGenerator`, through which
+            items come while the task runs. "dynamic": its result is a list of references to all that it yields.
+        generator_backpressure: of a function: how many unread items make a generator wait; default: it never does.
+            Ray's name for it, `_generator_backpressure_num_objects`, is taken, too.
+        max_retries: of a function: how often a task runs again after its worker died; default 3; -1: any number.
+        retry_exceptions: of a function: whether it also runs again after an exception of its own, other than fastrt's
+            errors, or after which ones: a list of classes; default False.
+        retry_delay: of a function: seconds before it runs again after an exception; default 0. Each further one is
+            `retry_backoff` (default 2) times as long, up to `retry_delay_max` (default 60).
+        timeout: of a function: seconds that an attempt may run, from when it begins; then `TaskTimeoutError` is raised
+            in it, and its worker is killed if it does not end.
+        priority: of a function: from -100 to 100, default 0: of the ready tasks the one with the highest runs first,
+            and of equal ones the one that was submitted first. A running task is not interrupted for another.
+        max_calls: of a function: how many calls of it a worker process runs before it ends, which frees all that they
+            have left in it, such as memory; another process takes its place. Default 0: any number.
         name: of a function: for error messages and listings; default: its qualified name.
         max_restarts: of a class: how often an actor whose process died is built again by the constructor in another
             one; default 0; -1: any number.
@@ -27,10 +39,12 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         max_concurrency: of a class: how many calls run at once, in threads, or as coroutines on one event loop when
             there are `async def` methods; default 1, with coroutines 1000.
         concurrency_groups: of a class: limits like {"io": 2} for the methods that name such a group.
-        priority: of a function: of the ready tasks the one with the highest runs first; from -100 to 100, default 0.
-        num_cpus, num_gpus, resources, scheduling, scheduling_strategy: of a function: the resources of a call while it
-            runs, and where it runs; default: one CPU on this node, or on another when there is none. Of a class: the
-            resources of an actor as long as it lives; default: none.
+        num_cpus, num_gpus, resources: of a function: the resources of a call while it runs, in amounts that may be
+            fractions, and by name ({"license": 0.5}); default: one CPU. The call waits until they are free. Of a class:
+            the resources of an actor as long as it lives; default: none.
+        scheduling: "spread" over the nodes, "pack" onto as few as possible, or the name or id of the only node to
+            use; default: this node if it has room, else another.
+        scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
         memory: of a class: accepted and checked.
         runtime_env: variables, working folder and modules of a call, or an actor, over those that it inherits:
             {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
@@ -45,15 +59,11 @@ def remote(target: Any = None, /, **options: Any) -> Any:
     if target is not None:
         if options:
             raise TypeError("use @remote or @remote(option=...), not both at once")
-        return ActorClass(target) if inspect.isclass(target) else remote_function(target)
+        return _made_remote(target)
     if not any(name in OPTIONS[CLASSES] for name in options):
-        make_function = remote_function(**options)  # refuses unknown options
-    else:
-        make_function = None
+        check_names(FUNCTIONS, options)
+    return lambda target: _made_remote(target, **options)
 
-    def decorate(target: Any) -> Any:
-        if inspect.isclass(target):
-            return ActorClass(target, **options)
-        return remote_function(**options)(target) if make_function is None else make_function(target)
 
-    return decorate
+def _made_remote(target: Any, **options: Any) -> RemoteFunction | ActorClass:
+    return ActorClass(target, **options) if inspect.isclass(target) else RemoteFunction(target, **options)

@@ -1,11 +1,11 @@
-"""`@fastrt.remote`: functions that run as tasks."""
+"""Functions that run as tasks; `fastrt.remote` makes them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
@@ -196,55 +196,6 @@ class RemoteFunction:
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
         self._bound = None
-
-
-@overload
-def remote(function: Callable[..., Any], /) -> RemoteFunction: ...
-@overload
-def remote(**options: Any) -> Callable[[Callable[..., Any]], RemoteFunction]: ...
-def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Turn a function into one that runs as tasks: `@remote` or `@remote(num_returns=2)`.
-
-    Args:
-        function: the function, when used without options.
-        num_returns: how many results a call has; the function returns a tuple or list of that many, or yields them.
-            "streaming", the default of generator functions: a call gives an `ObjectRefGenerator`, through which items
-            come while the task runs. "dynamic": its result is a list of references to all that it yields.
-        generator_backpressure: how many unread items make a generator wait; default: it never does. Ray's name for
-            it, `_generator_backpressure_num_objects`, is taken, too.
-        max_retries: how often the task runs again after its worker died; default 3; -1: any number.
-        retry_exceptions: whether it also runs again after an exception of its own, other than fastrt's errors, or
-            after which ones: a list of classes; default False.
-        retry_delay: seconds before it runs again after an exception; default 0. Each further one is `retry_backoff`
-            (default 2) times as long, up to `retry_delay_max` (default 60).
-        timeout: seconds that an attempt may run, from when it begins; then `TaskTimeoutError` is raised in it, and
-            its worker is killed if it does not end.
-        priority: from -100 to 100, default 0: of the ready tasks the one with the highest runs first, and of equal
-            ones the one that was submitted first. A running task is not interrupted for another.
-        max_calls: how many calls of this function a worker process runs before it ends, which frees all that they
-            have left in it, such as memory; another process takes its place. Default 0: any number.
-        name: for error messages and listings; default: the function's qualified name.
-        num_cpus, num_gpus, resources: the resources of a call while it runs, in amounts that may be fractions, and
-            by name ({"license": 0.5}); default: one CPU. The call waits until they are free.
-        scheduling: "spread" over the nodes, "pack" onto as few as possible, or the name or id of the only node to
-            use; default: this node if it has room, else another.
-        scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
-        runtime_env: variables, working folder and modules of a call, over those that it inherits:
-            {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
-    Returns:
-        A `RemoteFunction`, or a decorator that makes one.
-    Raises:
-        TypeError: not a function, or an unknown option.
-        ValueError: an option is out of range.
-    Source:
-        The semantics of `ray.remote`.
-    """
-    tasks_options.check_names(FUNCTIONS, options)
-    if function is None:
-        return lambda function: RemoteFunction(function, **options)
-    if options:
-        raise TypeError("use @remote or @remote(option=...), not both at once")
-    return RemoteFunction(function)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

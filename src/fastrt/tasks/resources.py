@@ -76,6 +76,11 @@ class Demand(NamedTuple):
     soft: bool = False
     bundle: str = ""
 
+    @property
+    def bundle_group(self) -> str:
+        """The placement group that `bundle` names; empty: none."""
+        return self.bundle.split("/")[0]
+
     def to_bytes(self) -> bytes:
         """Return the demand as bytes, in the form that nodes send to each other."""
         return json.dumps(self).encode()

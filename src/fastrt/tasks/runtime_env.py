@@ -85,18 +85,13 @@ class _Bound(Protocol):
 _FIELDS = tuple(field.name for field in fields(Environment))
 _KEYS = tuple(name for name in _FIELDS if name not in ("namespace", "strategy"))
 _current: Environment | None = None
-_heritage: Environment | None = None
+_heritage: Environment | None = None  # for tasks of this process: the current one without the placement group
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
 
 
 def current() -> Environment | None:
     """Return the environment of this process: a worker's or an actor's, or the job's default."""
     return _current
-
-
-def heritage() -> Environment | None:
-    """Return the environment that tasks of this process inherit: the current one without the placement group."""
-    return _heritage
 
 
 def captured() -> Any:

@@ -23,7 +23,7 @@ from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_tra
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.remote import RemoteFunction, remote
+from fastrt.tasks.remote import RemoteFunction
 
 _SHIPPED_MAX = 256
 _LOADED_MAX = 32
@@ -135,7 +135,7 @@ class Calls:
         if made is None:
             if len(self._made) >= _SHIPPED_MAX:
                 self._made.clear()
-            made = self._made[fn] = remote(**{"max_retries": self._retries, **self._options})(fn)
+            made = self._made[fn] = RemoteFunction(fn, **{"max_retries": self._retries, **self._options})
         return made
 
     def _kept_setup(self) -> list[ObjectRef]:

@@ -60,22 +60,21 @@ class AsyncResult:
         Raises:
             multiprocessing.TimeoutError: the timeout passed.
         """
+        self.wait(timeout)
+        if not self.ready():
+            raise multiprocessing.TimeoutError
+        return self._collect([future.result() for future in self._futures])
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the results are ready, or the timeout has passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for future in self._futures:
             try:
                 future.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except concurrent.futures.TimeoutError:
-                raise multiprocessing.TimeoutError from None
+                return
             except concurrent.futures.CancelledError:
                 continue
-        return self._collect([future.result() for future in self._futures])
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the results are ready, or the timeout has passed."""
-        try:
-            self.get(timeout)
-        except Exception:  # `get` raises it again
-            return
 
     def ready(self) -> bool:
         """Whether all calls have ended."""

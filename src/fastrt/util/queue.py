@@ -8,11 +8,12 @@ queue and its values are released.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import fifo, handles
@@ -25,6 +26,10 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, serialize
 from fastrt.tasks.actor_class import ActorClass
 from fastrt.tasks.actor_handle import ActorHandle, check_session, kill, plan_of
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
 Empty, Full = queue.Empty, queue.Full
 
@@ -161,11 +166,11 @@ class Queue:
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put a value, like `put`, without blocking the event loop."""
-        await self._in_loop(lambda: self.put(item, False), Full, lambda fifo: fifo.wait_room, block, timeout)
+        await self._in_loop(lambda: self.put(item, False), Full, "wait_room", block, timeout)
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take a value, like `get`, without blocking the event loop."""
-        return await self._in_loop(lambda: self.get(False), Empty, lambda fifo: fifo.wait_item, block, timeout)
+        return await self._in_loop(lambda: self.get(False), Empty, "wait_item", block, timeout)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Put several values.
@@ -341,6 +346,8 @@ class Queue:
             raise FastrtError(f"{self!r} lives in the memory of another node; use it there, or an actor between nodes")
         bound = self._bound = (store, Fifo(store.client, store.read(self._root, raw=True)[2]))
         store.users.add(self)
+        self._sleeps: dict[Any, asyncio.Event] = {}
+        self._threads: ThreadPoolExecutor | None = None  # a forked child needs others
         return bound
 
     def _attach(self, bound: tuple[Store, Fifo], tail: bool) -> None:
@@ -361,12 +368,7 @@ class Queue:
         return ActorDiedError(f"{self!r} was shut down, or the actor that holds its memory has died; create another")
 
     async def _in_loop(
-        self,
-        attempt: Callable[[], Any],
-        unready: type[Exception],
-        wait: Callable[[Fifo], Callable[[float], None]],
-        block: bool,
-        timeout: float | None,
+        self, attempt: Callable[[], Any], unready: type[Exception], sleep: str, block: bool, timeout: float | None
     ) -> Any:
         import asyncio  # here: most queues are used without it
 
@@ -378,8 +380,36 @@ class Queue:
                 left = deadline - time.monotonic()
                 if not block or left <= 0:
                     raise
-            # The thread only waits: if its coroutine is cancelled meanwhile, it has taken no value.
-            await asyncio.get_running_loop().run_in_executor(None, wait(self._current()[1]), min(left, _LOOK_S))
+            # The thread only waits: if the coroutine is cancelled meanwhile, it has taken no value.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._slept(sleep).wait(), left)
+
+    def _slept(self, sleep: str) -> asyncio.Event:
+        """Return an event that is set when a thread has called a method of `Fifo` that sleeps.
+
+        All coroutines of a loop that wait for the same share the thread. It is not one of the loop's own executor: that
+        has few, and the program needs them for its other work.
+        """
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        bound, loop = self._current(), asyncio.get_running_loop()
+        slept = self._sleeps.get((sleep, loop))
+        if slept is None:
+            slept = self._sleeps[sleep, loop] = asyncio.Event()
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(thread_name_prefix="fastrt-queue")
+
+            def run() -> None:
+                try:
+                    getattr(bound[1], sleep)(_LOOK_S)
+                finally:
+                    self._sleeps.pop((sleep, loop), None)
+                    with contextlib.suppress(RuntimeError):  # the loop is closed
+                        loop.call_soon_threadsafe(slept.set)
+
+            self._threads.submit(run)
+        return slept
 
 
 def _rebuild(root: ObjectRef, keeper: ActorHandle, maxsize: int) -> Queue:

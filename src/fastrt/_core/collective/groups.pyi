@@ -4,7 +4,6 @@ from typing_extensions import disjoint_base
 
 CHUNK_BYTES: int
 RING_BYTES: int
-RANKS_MAX: int
 
 def page_up(nbytes: int) -> int: ...
 

@@ -53,7 +53,6 @@ cdef extern from *:
 
 CHUNK_BYTES = 1 << 19
 RING_BYTES = 1 << 18
-RANKS_MAX = FRT_GROUP_RANKS_MAX
 cdef enum:
     PAGE = 4096
     SPINS = 1000  # about 25 us: ranks that come to an operation together are much closer
@@ -89,7 +88,7 @@ cdef class GroupMemory:
         """Make the memory for a group.
 
         Args:
-            world_size: how many ranks, 1 to RANKS_MAX.
+            world_size: how many ranks, 1 to FRT_GROUP_RANKS_MAX.
             chunk_bytes: size of a staging buffer; operations move this much at a time.
             heap_bytes: how much each rank can allocate, in bytes; by default the size of the machine's memory.
         Returns:

@@ -323,10 +323,10 @@ cdef class EmbeddingMemory:
         return 0
 
     def remove(self, rows):
-        """Remove rows (int64) and their keys; the rows can then be used for other keys.
+        """Remove rows (int64, each once) and their keys; the rows can then be used for other keys.
 
         Raises:
-            IndexError: a row has no key.
+            IndexError: a row has no key, or is given twice; no row was removed.
         """
         cdef _Array r = take(rows, 8, False, "rows")
         cdef const int64_t *row = <const int64_t *>r.view.buf
@@ -339,6 +339,9 @@ cdef class EmbeddingMemory:
             if not 0 <= row[i] < <int64_t>self.rows_used or \
                     search(self.notes[row[i]].key, entries, mask, self.rows_max) != row[i]:
                 raise IndexError(f"row {row[i]} of {self.rows_used} has no key")
+        if <size_t>len({row[i] for i in range(r.count)}) != r.count:
+            raise IndexError(f"a row is given twice among {r.count} rows to remove")
+        for i in range(r.count):
             note = self.notes + row[i]
             at = frt_mix(note.key) & mask
             while entries[at].row != row[i] + 1:

@@ -70,6 +70,7 @@ cdef class Versions:
         except BaseException:
             os.close(fd)
             raise
+        self.fd = fd
         self.head.slot_bytes = self.slot_bytes = slot_bytes
         a64_store_sc(&self.head.current, 1 << 8)
         self.head.magic = FRT_VERSIONS_MAGIC
@@ -87,23 +88,23 @@ cdef class Versions:
         cdef Versions self
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < HEAD:
             raise AttachError("a table's memory was not made by a server of this fastrt version, or is damaged")
-        self = Versions._map(os.dup(fd))
+        self = Versions._map(fd)
         self.slot_bytes = self.head.slot_bytes
         if self.head.magic != FRT_VERSIONS_MAGIC or self.slot_bytes == 0 or \
                 self.slot_bytes > self.total_bytes or HEAD + SLOT_COUNT * self.slot_bytes != self.total_bytes:
             raise AttachError("a table's memory was not made by a server of this fastrt version, or is damaged")
-        os.close(fd)
+        self.fd = fd
         return self
 
     @staticmethod
     cdef Versions _map(int fd):
+        """Map memory; its descriptor stays the caller's."""
         cdef Versions self = Versions.__new__(Versions)
         self.total_bytes = os.fstat(fd).st_size
         cdef void *at = mmap(NULL, self.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
         if at == MAP_FAILED:
             raise AttachError(f"cannot map {self.total_bytes} bytes of a table: raise the address-space limit "
                               "(ulimit -v)")
-        self.fd = fd
         self.base = <char *>at
         self.head = <frt_versions *>at
         return self

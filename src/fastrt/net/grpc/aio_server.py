@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,9 +19,10 @@ import grpc
 import grpc.aio
 
 from fastrt.folders import private_files
-from fastrt.net.grpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
-from fastrt.net.grpc.door import COUNTED_BYTES, Connection, Door, Limits
+from fastrt.net.grpc.contract import SHUTTING_DOWN, UNPROVING, Metadata, ServerParts
+from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
+from fastrt.net.loop_thread import LoopThread
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ T = TypeVar("T")
 _DRAIN_S = 5.0
 _AFTER_FAULT_S = 1.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_SHUTTING_DOWN = "The service is shutting down."
 # A stream takes no further message while more than this waits to be read by its caller.
 _UNREAD_BYTES = 1 << 20
 _Answer = tuple[int, str, bytes, Metadata]
@@ -118,41 +117,15 @@ class _Waiting:
     unread: int = 0
 
 
-class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
-    """A `Server` on `grpc.aio`; `open_server` describes the arguments."""
+class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
+    """A `Server` on `grpc.aio`."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        methods: Sequence[str],
-        streams: Mapping[str, Callable[[Stream], None]] | None = None,
-        message_bytes_max: int = 64 << 20,
-        authorize: Callable[[str, Metadata], str | None] | None = None,
-        options: Sequence[tuple[str, Any]] = (),
-        limits: Limits | None = None,
-    ) -> None:
-        self._limits = limits or Limits()
-        self._door = Door(self._limits)
-        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
-        self._handler = handler
-        self._methods = frozenset(methods)
-        self._streams = dict(streams or {})
-        self._authorize = authorize
-        self._options = (
-            *OPTIONS,
-            *self._limits.options(),
-            ("grpc.max_receive_message_length", message_bytes_max),
-            *options,
-        )
-        self._pending: dict[int, _Waiting] = {}
-        self._open_streams: set[AioStream] = set()
-        self._next_number = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, *described: Any, **options: Any) -> None:
+        super().__init__(*described, **options)
+        self._thread: LoopThread | None = None
         self._server: Any = None
-        self._thread: threading.Thread | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle_soon = False
-        self._has_stopped = False
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Listen on `host:port` (port 0: any), from `start` on; returns the port.
@@ -160,17 +133,14 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         Raises:
             OSError: the address is taken or not this machine's.
         """
-        is_new = self._loop is None
-        if is_new:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-rpc", daemon=True)
-            self._thread.start()
+        is_new = self._thread is None
+        thread = self._thread = self._thread or LoopThread("fastrt-rpc")
         try:
-            port = self._run(self._bind(address, credentials))
+            port = thread.run(self._bind(address, credentials))
         except RuntimeError as error:
             if is_new:
-                self._run(self._drop(0.0))
-                self._end_thread()
+                thread.run(self._drop(0.0))
+                self._end_thread(thread)
             words = f"Cannot listen on {address}: {error}. Is another server running there, or the host not this one?"
             raise OSError(words) from None
         if port > 1:  # a Unix socket has 1
@@ -179,37 +149,37 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
 
     def start(self) -> None:
         """Serve, on the thread of the event loop."""
-        self._run(self._server.start())
+        assert self._thread is not None, "the server is not bound"
+        self._thread.run(self._server.start())
         for port, tls in self._ports.items():
             self._door.open(port, tls)
-        self._loop_now().call_soon_threadsafe(self._ask_idle)
+        self._thread.loop.call_soon_threadsafe(self._ask_idle)
 
     def stop(self) -> None:
         """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
-        if self._loop is None or self._has_stopped:
+        thread = self._thread
+        if thread is None or self._has_stopped:
             return
         self._door.close()
-        if threading.current_thread() is self._thread:
+        if thread.is_current:
             self._end_calls()
-            self._loop.create_task(self._server.stop(_DRAIN_S))
+            thread.loop.create_task(self._server.stop(_DRAIN_S))
             return
-        self._run(self._stop())
-        self._end_thread()
+        thread.run(self._stop())
+        self._end_thread(thread)
 
     def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
         """Answer a call; False when its caller has gone, or it was answered before."""
         answered = self._pending.pop(call, None)
         if answered is None:
             return False
-        if threading.current_thread() is self._thread:
+        thread = self._thread
+        assert thread is not None
+        if thread.is_current:
             self._resolve(answered, (code, message, body, trailing))
         else:
-            self._loop_now().call_soon_threadsafe(self._resolve, answered, (code, message, body, trailing))
+            thread.loop.call_soon_threadsafe(self._resolve, answered, (code, message, body, trailing))
         return True
-
-    def pending_count(self) -> int:
-        """Number of calls that wait for an answer."""
-        return len(self._pending)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call, or its refusal; grpcio calls this (`grpc.GenericRpcHandler`)."""
@@ -237,7 +207,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
 
     async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
         if self._has_stopped:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         caller = self._caller(context)
         if method not in UNPROVING:
             self._door.accepted(caller)
@@ -246,7 +216,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
         self._next_number += 1
         number = self._next_number
-        waiting = self._pending[number] = _Waiting(self._loop_now().create_future(), caller)
+        waiting = self._pending[number] = _Waiting(asyncio.get_running_loop().create_future(), caller)
         try:
             self._handler.on_call(number, method, body)
         except Exception:
@@ -303,7 +273,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
 
     async def _stream(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
         self._door.accepted(self._caller(context))
-        stream = AioStream(self._loop_now())
+        stream = AioStream(asyncio.get_running_loop())
         self._open_streams.add(stream)
         try:
             self._streams[method](stream)
@@ -315,7 +285,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         """Call the handler's `on_idle` once the calls at hand have been taken."""
         if not self._idle_soon:
             self._idle_soon = True
-            self._loop_now().call_soon(self._ask_idle)
+            asyncio.get_running_loop().call_soon(self._ask_idle)
 
     def _ask_idle(self) -> None:
         self._idle_soon = False
@@ -330,18 +300,12 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             _log.exception("on_idle of the handler failed")
             wake_at = time.monotonic() + _AFTER_FAULT_S
         if wake_at is not None:
-            self._timer = self._loop_now().call_later(max(0.0, wake_at - time.monotonic()), self._ask_idle)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - time.monotonic()), self._ask_idle)
 
     def _end_calls(self) -> None:
-        self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._handler.on_stop()
-        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
-        for number in list(self._pending):
-            self.finish(number, unavailable, _SHUTTING_DOWN)
-        for stream in list(self._open_streams):
-            stream.finish(unavailable, _SHUTTING_DOWN)
+        super()._end_calls()
 
     async def _stop(self) -> None:
         self._end_calls()
@@ -353,17 +317,6 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         self._server = None
         await asyncio.sleep(0)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop_now()).result()
-
-    def _loop_now(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "the server is not bound"
-        return self._loop
-
-    def _end_thread(self) -> None:
-        loop, thread = self._loop_now(), self._thread
-        assert thread is not None
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=2 * _DRAIN_S)
-        loop.close()
-        self._loop = self._server = None
+    def _end_thread(self, thread: LoopThread) -> None:
+        thread.stop(2 * _DRAIN_S)
+        self._thread = self._server = None

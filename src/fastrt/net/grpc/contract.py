@@ -5,18 +5,21 @@ Two modules implement them, `queue_server` and `aio_server`; `server.open_server
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
 
+from fastrt.net.grpc.door import Door, Limits
+
 # Options of gRPC in both implementations, beside `door.Limits.options`.
-OPTIONS: tuple[tuple[str, Any], ...] = (
+_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
+SHUTTING_DOWN = "The service is shutting down."
 # Every caller may make these calls, so they prove nothing about it.
 UNPROVING = frozenset({"/grpc.health.v1.Health/Check"})
 
@@ -79,3 +82,49 @@ class Server(Protocol):
 
     def pending_count(self) -> int:
         """Number of calls that wait for an answer."""
+
+
+class ServerParts(Server):
+    """The parts of a `Server` that both implementations have. `open_server` describes the arguments."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        methods: Sequence[str],
+        streams: Mapping[str, Callable[[Stream], None]] | None = None,
+        message_bytes_max: int = 64 << 20,
+        authorize: Callable[[str, Metadata], str | None] | None = None,
+        options: Sequence[tuple[str, Any]] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self._door = Door(limits)
+        self._handler = handler
+        self._methods = frozenset(methods)
+        self._streams = dict(streams or {})
+        self._authorize = authorize
+        self._options = (
+            *_OPTIONS,
+            *limits.options(),
+            ("grpc.max_receive_message_length", message_bytes_max),
+            *options,
+        )
+        self._pending: dict[int, Any] = {}  # open calls by number
+        self._open_streams: set[Any] = set()
+        self._next_number = 0
+        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
+        self._has_stopped = False
+
+    def pending_count(self) -> int:
+        """Number of calls that wait for an answer."""
+        return len(self._pending)
+
+    def _end_calls(self) -> None:
+        """Answer the calls that are open, and end the streams; later calls are refused."""
+        self._has_stopped = True
+        self._handler.on_stop()
+        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
+        for number in list(self._pending):
+            self.finish(number, unavailable, SHUTTING_DOWN)
+        for stream in list(self._open_streams):
+            stream.finish(unavailable, SHUTTING_DOWN)

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,8 +29,8 @@ import grpc
 from grpc._cython import cygrpc
 
 from fastrt.folders import private_files
-from fastrt.net.grpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
-from fastrt.net.grpc.door import COUNTED_BYTES, Connection, Door, Limits
+from fastrt.net.grpc.contract import SHUTTING_DOWN, UNPROVING, Metadata, ServerParts
+from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ _SPIN_S = 0.0005
 _BULK_BYTES = 64 << 10
 # A stream takes no further message while more than this waits to be read by its caller.
 _UNREAD_BYTES = 1 << 20
-_SHUTTING_DOWN = "The service is shutting down."
 _CORES = len(os.sched_getaffinity(0))
 _NO_METADATA: tuple[Any, ...] = ()
 _EXHAUSTED = int(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
@@ -208,40 +207,20 @@ class _Unary:
             self.server._door.sent(self.caller, self.unread)
 
 
-class QueueServer:
-    """A `Server` on the completion queue; `open_server` describes the arguments."""
+class QueueServer(ServerParts):
+    """A `Server` on the completion queue."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        methods: Sequence[str],
-        streams: Mapping[str, Callable[[Stream], None]] | None = None,
-        message_bytes_max: int = 64 << 20,
-        authorize: Callable[[str, Metadata], str | None] | None = None,
-        options: Sequence[tuple[str, Any]] = (),
-        limits: Limits | None = None,
-    ) -> None:
-        self._limits = limits or Limits()
-        self._door = Door(self._limits)
-        self._handler = handler
-        self._methods = frozenset(methods)
-        self._streams = dict(streams or {})
-        self._authorize = authorize
+    def __init__(self, *described: Any, **options: Any) -> None:
+        super().__init__(*described, **options)
         use_grpc()
         self._queue = cygrpc.CompletionQueue()
-        every = (*OPTIONS, *self._limits.options(), ("grpc.max_receive_message_length", message_bytes_max), *options)
-        arguments = tuple((name.encode(), value) for name, value in every)
+        arguments = tuple((name.encode(), value) for name, value in self._options)
         self._server = cygrpc.Server(arguments, False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()
-        self._pending: dict[int, _Unary] = {}
         self._young: deque[_Unary] = deque()
-        self._next_number = 0
         self._thread: threading.Thread | None = None
-        self._open_streams: set[QueueStream] = set()
-        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._stopping = False
-        self._has_stopped = False
         self._give_up_at: float | None = None
         self._brisk = False  # the last event came so soon that polling for the next one pays
 
@@ -299,10 +278,6 @@ class QueueServer:
             unary.watched = True
         self._reply(unary, watched, code, message, body, trailing)
         return True
-
-    def pending_count(self) -> int:
-        """Number of calls that wait for an answer."""
-        return len(self._pending)
 
     def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
         operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
@@ -370,7 +345,7 @@ class QueueServer:
         if event.success:
             method = event.call_details.method.decode("utf-8", "replace")
             caller = self._door.caller(event.call.peer())
-            self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+            self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         if not self._has_stopped:
             # `stop` was called: the queue returns the requests that would have accepted calls.
             self._end_calls()
@@ -430,7 +405,7 @@ class QueueServer:
             self._door.accepted(caller)
         if self._has_stopped:
             # Accepted before `stop`, and complete only after the handler's `on_stop`.
-            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], _SHUTTING_DOWN, b"", _NO_METADATA)
+            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], SHUTTING_DOWN, b"", _NO_METADATA)
             return
         self._next_number += 1
         number = unary.number = self._next_number
@@ -484,14 +459,7 @@ class QueueServer:
         return look_at if wake_at is None else min(wake_at, look_at)
 
     def _end_calls(self) -> None:
-        """Answer the calls that are open, so that the server can shut down: it takes no more."""
-        self._has_stopped = True
-        self._handler.on_stop()
-        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
-        for number in list(self._pending):
-            self.finish(number, unavailable, _SHUTTING_DOWN)
-        for stream in list(self._open_streams):
-            stream.finish(unavailable, _SHUTTING_DOWN)
+        super()._end_calls()
         self._give_up_at = time.monotonic() + _DRAIN_S
 
     def _drain(self) -> None:
