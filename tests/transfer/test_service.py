@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import queue
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -270,6 +271,28 @@ def test_delivery_to_a_foreign_store_is_an_obj_that_it_can_read(
     message = obj.Obj.FromString(foreign.objects[5])
     assert not message.HasField("pyobj_data")
     np.testing.assert_equal(obj.from_obj(message, False), value)
+
+
+def test_small_objects_to_a_known_foreign_store_arrive_and_its_refusals_are_errors(
+    site: Site, server: ObjStoreServer, call: Caller, closing: Make
+) -> None:
+    """After the first delivery the store is known as another kind, and gets small objects as single messages."""
+    foreign = closing(ForeignStore())
+    values = ["first", 2, "three", np.arange(100_000.0), {"five": [5]}]
+    for objref, value in enumerate(values, 1):
+        site.put(objref, value)
+        call("DeliverObj", objstore_address=foreign.address, objref=objref)
+        np.testing.assert_equal(obj.from_obj(obj.Obj.FromString(foreign.objects[objref]), False), value)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    request = SERVICE["DeliverObj"][0](objstore_address=foreign.address, objref=2)
+    server.handle("/ObjStore/DeliverObj", request.SerializeToString(), lambda *answer: answers.put(answer))
+    assert answers.get(timeout=PATIENCE_S) == (0, "", b"")
+    for path, body, code in (("/ObjStore/Nothing", b"", 12), ("/ObjStore/DeliverObj", b"\xff", 3)):
+        server.handle(path, body, lambda *answer: answers.put(answer))
+        assert answers.get(timeout=PATIENCE_S)[0] == code
+    foreign.stop()
+    with refused("UNAVAILABLE", "the other store reports"):
+        call("DeliverObj", objstore_address=foreign.address, objref=1)
 
 
 # ---- aliases, deallocation, information ----

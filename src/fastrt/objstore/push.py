@@ -5,19 +5,23 @@ Without a native stream (with TLS, where no data may be sent in the clear) it ge
 an envelope. Any other store gets StreamObj with a plain `Obj`. One small call, `Transfer.Fetch`, decides first; only
 fastrt implements it. A receiver that has the object already counts as success; a fastrt store that is receiving it from
 another source is polled until it has it.
+
+A store that has answered `Fetch` as unknown is not asked again for a while, and gets an object of one chunk without a
+thread that waits: a stream of one message is a unary call, whose answer is a callback.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from fastrt._core.transfer import chunk
 from fastrt.errors import NotFoundError
+from fastrt.net.grpc.caller import Caller, open_caller
 from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.transfer import obj
@@ -28,6 +32,19 @@ _FETCH = "/fastrt.transfer.Transfer/Fetch"
 _STREAM = "/ObjStore/StreamObj"
 _CALL_S = 30.0
 _AGAIN_S = 0.02
+_SMALL_BYTES = 64 << 10  # of an object that is sent by a callback
+_OTHER_KIND_S = 10.0  # a store that did not know `Fetch` may be replaced by one of fastrt at the same address
+_OK = 0
+_ALREADY_EXISTS = grpc.StatusCode.ALREADY_EXISTS.value[0]
+
+
+class DeliveryError(TransferError):
+    """Another store rejected an object, or was not reached; `code` is the gRPC status's number."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
 
 Part = tuple[int, int, memoryview]  # a chunk's objref, totalsize and data
 
@@ -80,6 +97,9 @@ class Pusher:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._callers: dict[str, Caller] = {}
+        self._other_kind_until: dict[str, float] = {}  # addresses of stores that are not fastrt's
+        self._closed = False
         self._fetch_types = message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"]
 
     def deliver(self, address: str, objref: int) -> None:
@@ -93,7 +113,9 @@ class Pusher:
         """
         sealed = self._table.read(objref)  # pinned until the end, so that it is not spilled meanwhile
         channel = self._channel(address)
-        fetched = self._fetch(channel, objref)
+        fetched = None if self._is_other_kind(address) else self._fetch(channel, objref)
+        if fetched is None:
+            self._other_kind_until[address] = time.monotonic() + _OTHER_KIND_S
         until = time.monotonic() + self._timeout_s
         while not fetched:
             if self._stream(channel, objref, self.parts(objref, sealed, fetched is not None)):
@@ -107,6 +129,36 @@ class Pusher:
                 )
             time.sleep(_AGAIN_S)
             fetched = self._fetch(channel, objref)
+
+    def deliver_small(self, address: str, objref: int, done: Callable[[BaseException | None], None]) -> bool:
+        """Deliver a small object to a store that is not fastrt's, without waiting.
+
+        Args:
+            address: of the store.
+            objref: the object, which is here.
+            done: called with None once the object has arrived, or with the error, as of `deliver`; it must not block.
+        Returns:
+            Whether this was begun; if not, only `deliver` can do it.
+        """
+        if not (self._is_other_kind(address) and self._table.is_at_hand(objref)):
+            return False
+        sealed = self._table.read(objref)
+        if len(sealed.pin) > _SMALL_BYTES:
+            return False
+        data = b"".join(self.parts(objref, sealed, False))
+        caller = self._caller(address)
+        if caller is None:
+            return False
+
+        def ended(code: int, message: str, answer: bytes) -> None:
+            done(None if code in (_OK, _ALREADY_EXISTS) else DeliveryError(code, message))
+
+        body = chunk.encode(objref, len(data), memoryview(data))
+        caller.call(_STREAM, body, self._timeout_s, ended)
+        return True
+
+    def _is_other_kind(self, address: str) -> bool:
+        return time.monotonic() < self._other_kind_until.get(address, 0.0)
 
     def parts(self, objref: int, sealed: Sealed, to_fastrt: bool) -> list[bytes | memoryview]:
         """Make the serialised `Obj` of an object for StreamObj, in pieces.
@@ -132,9 +184,11 @@ class Pusher:
     def close(self) -> None:
         """Close the channels; deliveries under way fail."""
         with self._lock:
+            self._closed = True
             channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            channel.close()
+            callers, self._callers = list(self._callers.values()), {}
+        for each in (*channels, *callers):
+            each.close()
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._lock:
@@ -142,6 +196,14 @@ class Pusher:
             if channel is None:
                 channel = self._channels[address] = open_channel(address, self._credentials, self._options)
             return channel
+
+    def _caller(self, address: str) -> Caller | None:
+        with self._lock:
+            caller = self._callers.get(address)
+            if caller is None and not self._closed:
+                caller = open_caller(address, self._credentials, self._options, self._metadata)
+                self._callers[address] = caller
+            return caller
 
     def _fetch(self, channel: grpc.Channel, objref: int) -> bool | None:
         """Request that a fastrt store fetch the object: whether it has it now; None for another kind of store."""

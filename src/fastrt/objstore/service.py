@@ -11,6 +11,7 @@ Source: the service ObjStore in protos/ray/objstore.proto; every error is a gRPC
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.objstore.inbound import Inbound, Refused
-from fastrt.objstore.push import Pusher
+from fastrt.objstore.push import DeliveryError, Pusher
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -45,6 +46,7 @@ from fastrt.transfer.table import DuplicateError, Table, TransferError
 
 _log = logging.getLogger(__name__)
 _Code = grpc.StatusCode
+_CODES = {code.value[0]: code for code in _Code}
 _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
 MEASURE = "/fastrt.transfer.Transfer/Measure"
@@ -53,6 +55,7 @@ _INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 
 _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
 _THREADS = 8
 _KEPT_BYTES = 128 << 20
+_other_numbers = itertools.count(-1, -1)  # of calls of `handle`; the server's are above 0
 
 
 class ObjStoreServer:
@@ -133,6 +136,7 @@ class ObjStoreServer:
             "/ObjStore/ObjStoreInfo": self._info,
             _FETCH: self._fetch,
         }
+        self._others: dict[int, Callable[[int, str, bytes], None]] = {}  # answers to calls of `handle`
         self._deliveries = ThreadPoolExecutor(_THREADS, "fastrt-deliver")
         self._receptions = ThreadPoolExecutor(_THREADS, "fastrt-receive")
         self._standard = StandardServices(
@@ -173,6 +177,18 @@ class ObjStoreServer:
             pool.shutdown(cancel_futures=True)
         self.table.clear()
 
+    def handle(self, path: str, body: bytes, answer: Callable[[int, str, bytes], None]) -> None:
+        """Handle a unary call that came on another way; `answer` gets status code, message and reply, on any thread."""
+        call = next(_other_numbers)
+        self._others[call] = answer
+        if path not in self._handlers:
+            self._finish(call, _Code.UNIMPLEMENTED.value[0], f"There is no method {path} here.")
+            return
+        try:
+            self.on_call(call, path, body)
+        except Exception as exc:  # any error is the answer to the caller
+            self._fail(call, exc)
+
     # ---- what the server calls ----
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
@@ -202,11 +218,17 @@ class ObjStoreServer:
         return None if self._token is None or method == CHECK_PATH else refused_token(metadata, self._token)
 
     def _done(self, call: int, method: str = "/ObjStore/DeliverObj", **fields: Any) -> None:
-        self._server.finish(call, body=self._types[method][1](**fields).SerializeToString())
+        self._finish(call, body=self._types[method][1](**fields).SerializeToString())
 
     def _fail(self, call: int, exc: BaseException) -> None:
         code, message = _status_of(exc)
-        self._server.finish(call, code.value[0], message)
+        self._finish(call, code.value[0], message)
+
+    def _finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"") -> None:
+        if call > 0:
+            self._server.finish(call, code, message, body)
+        else:
+            self._others.pop(call)(code, message, body)
 
     # ---- the calls ----
 
@@ -219,9 +241,16 @@ class ObjStoreServer:
             else:
                 self._done(call)
 
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                self._done(call)
+            else:
+                self._fail(call, error)
+
         if self.table.find(request.objref) is None:
             raise NotFoundError(f"object {request.objref:#x} is not in this store, so it cannot be delivered")
-        self._deliveries.submit(work)
+        if not self._pusher.deliver_small(request.objstore_address, request.objref, ended):
+            self._deliveries.submit(work)
 
     def _notify_alias(self, call: int, request: Any) -> None:
         self.table.alias(request.alias_objref, request.canonical_objref)
@@ -390,6 +419,8 @@ def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
     """The gRPC status code and message of an error."""
     if isinstance(exc, Refused):
         return exc.code, str(exc)
+    if isinstance(exc, DeliveryError):
+        return _CODES.get(exc.code, _Code.UNKNOWN), f"the other store reports: {exc}"
     if isinstance(exc, SchedulerError):
         return _code_of(exc) or _Code.UNAVAILABLE, f"the scheduler reports: {exc}"
     if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call):

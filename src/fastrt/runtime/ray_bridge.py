@@ -4,6 +4,11 @@
 call from the scheduler becomes a task of `fastrt.remote`, which runs here or is forwarded to another node. To the
 scheduler it is one store, and as many workers as the node has. When it dies, its calls run again on other nodes, and
 another bridge replaces it; when the scheduler has forgotten it, it restarts and registers again.
+
+Calls and their reports go over a link (`SchedulerLink`) where the scheduler is fastrt's, and to the ports otherwise. A
+call whose arguments are values is submitted on the thread that received it, and reported on the thread that waits for
+all results: none of the bridge's threads waits for a single call. Only a call with references among its arguments
+occupies one until these have arrived.
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from fastrt.config import Config
@@ -31,11 +38,12 @@ from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.streams import Access
 from fastrt.objstore.service import ObjStoreServer
 from fastrt.runtime.session import Attached
-from fastrt.scheduler.client import SchedulerClient, SchedulerError
+from fastrt.scheduler.client import SchedulerClient, SchedulerError, SchedulerLink
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
+from fastrt.store.waiter import when_ready
 from fastrt.tasks.remote import RemoteFunction
 from fastrt.transfer import obj
 from fastrt.transfer.table import DuplicateError
@@ -82,10 +90,10 @@ class _Slot:
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """Take a call, and run it on a thread of the bridge."""
+        """Take a call, and begin to run it."""
         request = _REQUEST.FromString(body)
         self._server.finish(call)
-        self._bridge.submit(self, request.call)
+        self._bridge.begin(self, request.call)
 
     def on_cancel(self, call: int) -> None:
         """Ignore a cancellation: calls are answered at once."""
@@ -129,6 +137,8 @@ class Bridge:
         try:
             client = SchedulerClient(settings["scheduler"], access.bearer, credentials, identity=identity)
             self._scheduler = stack.enter_context(client)
+            self._link = SchedulerLink(settings["scheduler"], self._on_orders, access.bearer, credentials, identity)
+            stack.callback(self._link.close)
             self._server = ObjStoreServer(
                 store,
                 token=access.bearer,
@@ -146,6 +156,7 @@ class Bridge:
             for _ in range(min(max(1, settings["workers"]), _WORKERS_MAX)):
                 self._slots.append(_Slot(self, host, access, settings["scheduler"]))
                 stack.callback(self._slots[-1].stop)
+            self._by_address = {slot.address: slot for slot in self._slots}
             self._pool = ThreadPoolExecutor(len(self._slots), "fastrt-bridge")
         except BaseException:
             stack.close()
@@ -168,6 +179,7 @@ class Bridge:
         known = away = False
         while not self._ended.is_set():
             try:
+                self._link.attach([self.address, *self._by_address])
                 if not known:
                     self._register()
                     known = True
@@ -201,42 +213,91 @@ class Bridge:
 
     # ---- calls ----
 
-    def submit(self, slot: _Slot, call: Any) -> None:
-        """Run a call on a thread."""
-        self._pool.submit(self._run, slot, call)
-
-    def _run(self, slot: _Slot, call: Any) -> None:
-        """Run a call as a task; an exception becomes its result."""
-        used = list(call.result)  # references that the message has counted, dropped after the call
-        try:
+    def _on_orders(self, stream: int, orders: Sequence[Any]) -> None:
+        """Carry out calls of the scheduler to ports of this bridge, in order."""
+        for order in orders:
+            answer = partial(self._link.answer, stream, order.number)
+            slot = self._by_address.get(order.address)
             try:
-                results = self._results(slot, call, used)
-            except SchedulerError:
-                raise
-            except Exception as exc:  # of the function or of its arguments
-                results = [self._store.put_serialized(serialize(exc), error=True) for _ in call.result]
-            for objref, ref in zip(call.result, results, strict=True):
-                self._store.wait([ref], 1, None)
-                try:
-                    self._server.table.add(objref, ref)
-                except DuplicateError:
-                    _log.info("call %s ran here before", call.name)
-                self._scheduler.ready(objref, self._store_number)
-            self._scheduler.decrement(used)
-            self._scheduler.worker_ready(slot.number)
-        except SchedulerError as exc:  # it runs the call again elsewhere, or has forgotten this bridge
-            if not self._ended.is_set():
-                _log.warning("a call of %s cannot be reported, so this bridge restarts: %s", call.name, exc)
-                os.kill(os.getpid(), signal.SIGTERM)
+                if slot is None:
+                    self._server.handle(order.path, order.body, answer)
+                else:
+                    call = _REQUEST.FromString(order.body).call
+                    answer()  # it goes with the call's results, if these are there soon
+                    self.begin(slot, call)
+            except Exception:  # the next ones are not this one's
+                _log.exception("%s of the scheduler failed here", order.path)
 
-    def _results(self, slot: _Slot, call: Any, used: list[int]) -> list[ObjectRef]:
+    def begin(self, slot: _Slot, call: Any) -> None:
+        """Submit a call as a task; on a thread of the pool if it has to wait for its arguments."""
+        run = _Run(slot, call)
+        if any(not value.HasField("obj") for value in call.arg):
+            self._pool.submit(self._submit, run, True)
+            return
+        try:
+            self._submit(run, False)
+        except _MustWaitError:
+            self._pool.submit(self._submit, run, True)
+
+    def _submit(self, run: _Run, may_wait: bool) -> None:
+        """Submit a call as a task; an exception becomes its result. It is reported when all results are there."""
+        run.used = list(run.call.result)
+        try:
+            results = self._results(run, may_wait)
+        except _MustWaitError:
+            raise
+        except SchedulerError as exc:
+            self._lost(run.call, exc)
+            return
+        except Exception as exc:  # of the function or of its arguments
+            results = [self._store.put_serialized(serialize(exc), error=True) for _ in run.call.result]
+        run.results = results
+        run.left = len(results)
+        for ref in results:
+            when_ready(self._store, ref, partial(self._ready, run))
+        if not results:
+            self._report(run)
+
+    def _ready(self, run: _Run, ref: ObjectRef, error: BaseException | None) -> None:
+        """Count one more result that is there; on the thread that waits for them, which must not block."""
+        run.left -= 1
+        if not run.left and error is None:
+            self._report(run)
+
+    def _report(self, run: _Run) -> None:
+        """Report a call's results, then that its worker is free."""
+        call, link = run.call, self._link
+        for objref, ref in zip(call.result, run.results, strict=True):
+            try:
+                self._server.table.add(objref, ref)
+            except DuplicateError:
+                _log.info("call %s ran here before", call.name)
+            link.call("ObjReady", objref=objref, objstoreid=self._store_number)
+        link.call("DecrementRefCount", objref=run.used)
+        link.call("WorkerReady", partial(self._reported, call), workerid=run.slot.number)
+        link.send()
+
+    def _reported(self, call: Any, error: SchedulerError | None) -> None:
+        if error is not None:
+            self._lost(call, error)
+
+    def _lost(self, call: Any, error: SchedulerError) -> None:
+        """Restart: the scheduler runs the call again elsewhere, or has forgotten this bridge."""
+        if not self._ended.is_set():
+            _log.warning("a call of %s cannot be reported, so this bridge restarts: %s", call.name, error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _results(self, run: _Run, may_wait: bool) -> list[ObjectRef]:
+        call, used = run.call, run.used
         function = self._functions.get(call.name)
         if function is None:
             raise FastrtError(f"this node exports no function {call.name!r}; it has {sorted(self._functions)}")
 
         def find(objref: int) -> ObjectRef:
+            if not may_wait:
+                raise _MustWaitError
             used.append(objref)
-            self._scheduler.request(slot.number, objref)
+            self._scheduler.request(run.slot.number, objref)
             return self._server.table.expect(objref).result(_ARGUMENT_S)
 
         args: list[Any] = []
@@ -251,6 +312,30 @@ class Bridge:
         if len(results) != len(call.result):
             raise FastrtError(f"{call.name!r} has {len(results)} results here; the caller expects {len(call.result)}")
         return results
+
+
+class _MustWaitError(Exception):
+    """An argument contains a reference, whose object has to arrive first."""
+
+
+class _Run:
+    """A call that was accepted.
+
+    Attributes:
+        slot: the worker that the scheduler has given it to.
+        call: its message.
+        used: references that the message has counted, dropped after the call.
+        results: of its task, in order.
+        left: how many of them are not there yet.
+    """
+
+    __slots__ = ("call", "left", "results", "slot", "used")
+
+    def __init__(self, slot: _Slot, call: Any) -> None:
+        self.slot, self.call = slot, call
+        self.used: list[int] = []
+        self.results: list[ObjectRef] = []
+        self.left = 0
 
 
 def main(argument: str) -> None:

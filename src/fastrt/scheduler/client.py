@@ -1,19 +1,35 @@
-"""The scheduler's client for fastrt's processes: each method of the seed's protocol as a blocking call."""
+"""The scheduler's clients for fastrt's processes: one blocks for each call of the seed's protocol, one makes batches.
+
+A link costs a node one batch where single calls would cost it the report of each result, the drop of the references and
+the worker's readiness, and one stream where the scheduler would call each of its ports.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
 from fastrt.errors import FastrtError
+from fastrt.net.grpc.caller import open_caller
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.identity import Identity
-from fastrt.scheduler.wire import CLASSES, REFS_MAX, SERVICE
+from fastrt.scheduler.wire import ATTACH, CLASSES, EXCHANGE, LINK, REFS_MAX, SERVICE, LinkAnswer
 
 _PROBE_S = 2.0
+_TIMEOUT_S = 30.0
+_OK = 0
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
+_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+_BATCH_BYTES = 1 << 20
+_ATTACH_S = 5.0
+# An answer waits so long for a batch to travel with, unless as many others wait: no call depends on it soon. The
+# scheduler limits the deliveries of a store that it has no answer for, so the number stays below that limit.
+_LAZY_S, _LAZY_MAX = 0.02, 8
 
 
 class SchedulerError(FastrtError):
@@ -150,3 +166,193 @@ class SchedulerClient:
         batch = array("Q", refs)
         for at in range(0, len(batch), REFS_MAX):
             self.call(method, objref=batch[at : at + REFS_MAX])
+
+
+class _Request(NamedTuple):
+    """A call that waits for its batch."""
+
+    path: str
+    body: bytes
+    done: Callable[[SchedulerError | None], None] | None
+
+
+class SchedulerLink:
+    """A link to a scheduler: calls in batches that do not wait, and the scheduler's calls to ports of this process.
+
+    A batch goes when the one before it was answered; calls made meanwhile go together in the next one. At a
+    scheduler that is not fastrt's the calls are made one after the other, and `attach` has no effect.
+
+    Args:
+        address: `host:port`.
+        on_orders: called with the name of the stream and the scheduler's calls, each with `number`, `address`, `path`
+            and `body`, on this object's thread; it must not block.
+        token, credentials, identity: as for `SchedulerClient`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_orders: Callable[[int, Sequence[Any]], None],
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        identity: Identity | None = None,
+    ) -> None:
+        options: Sequence[tuple[str, Any]] = ()
+        if identity is not None:
+            credentials, options, token = identity.channel_credentials(), identity.channel_options(), None
+        self._caller = open_caller(address, credentials, options, bearer(token) if token is not None else ())
+        self._on_orders = on_orders
+        self._lock = threading.Lock()
+        self._requests: list[_Request] = []
+        self._answers: list[Any] = []
+        self._sending = False
+        self._link = 0  # the scheduler's name of the stream
+        self._attached = False
+        self._no_batches = False  # the scheduler does not know them
+        self._closed = False
+        self._answered = threading.Event()  # `attach` was, one way or the other
+        self._lazy = threading.Event()  # answers wait
+        self._thread = threading.Thread(target=self._send_late, name="fastrt-link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the connection; calls under way fail."""
+        self._closed = True
+        self._lazy.set()
+        self._thread.join()
+        self._caller.close()
+
+    def attach(self, addresses: Sequence[str]) -> None:
+        """Get the scheduler's calls to these addresses from now on; does nothing while that is so.
+
+        Returns once the scheduler has answered, or after a few seconds: then its calls go to the ports for a while.
+        """
+        with self._lock:
+            if self._attached or self._no_batches:
+                return
+            self._attached = True
+        self._answered.clear()
+        body = LINK["Attach"][0](address=addresses).SerializeToString()
+        self._caller.stream(ATTACH, body, self._receive, self._ended)
+        self._answered.wait(_ATTACH_S)
+
+    def call(self, method: str, done: Callable[[SchedulerError | None], None] | None = None, **fields: Any) -> None:
+        """Make a call after those before; `send` sends it.
+
+        Args:
+            method: its name in protos/ray/scheduler.proto, of those that return nothing.
+            done: called with None, or why the scheduler rejected the call or was not reached.
+            fields: of the request.
+        """
+        body = CLASSES[method][0](**fields).SerializeToString()
+        with self._lock:
+            self._requests.append(_Request(f"/{SERVICE}/{method}", body, done))
+
+    def answer(self, stream: int, number: int, code: int = _OK, message: str = "", body: bytes = b"") -> None:
+        """Answer a call of the scheduler, with the next batch or 20 ms later."""
+        answer = LinkAnswer(number=number, code=code, message=message, body=body)
+        with self._lock:
+            if stream != self._link:
+                return  # it has ended, and the scheduler makes the call again
+            self._answers.append(answer)
+            many = len(self._answers) >= _LAZY_MAX
+        if many:
+            self.send()
+        elif not self._lazy.is_set():
+            self._lazy.set()
+
+    def send(self) -> None:
+        """Send the calls and answers so far, unless a batch is under way: then they go with the next one."""
+        with self._lock:
+            if self._sending or not (self._requests or self._answers):
+                return
+            self._sending = True
+            requests = self._take()
+            batch = LINK["Exchange"][0](link=self._link, answer=self._answers)
+            self._answers = []
+            self._lazy.clear()
+        if self._no_batches:
+            self._one_by_one(requests)
+            return
+        for request in requests:
+            batch.call.add(path=request.path, body=request.body)
+
+        def done(code: int, message: str, body: bytes) -> None:
+            if code == _UNIMPLEMENTED:
+                self._no_batches = True
+                self._one_by_one(requests)
+            else:
+                self._exchanged(requests, code, message, body)
+
+        self._caller.call(EXCHANGE, batch.SerializeToString(), _TIMEOUT_S, done)
+
+    def _take(self) -> list[_Request]:
+        """Remove the requests of the next batch from those that wait. `_lock` is held."""
+        size = count = 0
+        for request in self._requests:
+            count += 1
+            size += len(request.body)
+            if size >= _BATCH_BYTES:
+                break
+        taken, self._requests = self._requests[:count], self._requests[count:]
+        return taken
+
+    def _exchanged(self, requests: list[_Request], code: int, message: str, body: bytes) -> None:
+        with self._lock:
+            self._sending = False
+        self.send()
+        if code != _OK:
+            for request in requests:
+                _finish(request, code, message)
+            return
+        for request, answer in zip(requests, LINK["Exchange"][1].FromString(body).answer, strict=True):
+            _finish(request, answer.code, answer.message)
+
+    def _one_by_one(self, requests: list[_Request]) -> None:
+        if not requests:
+            with self._lock:
+                self._sending = False
+                self._answers = []
+            return
+        first, *rest = requests
+
+        def done(code: int, message: str, body: bytes) -> None:
+            _finish(first, code, message)
+            if rest:
+                self._one_by_one(rest)
+            else:
+                self._exchanged([], _OK, "", b"")
+
+        self._caller.call(first.path, first.body, _TIMEOUT_S, done)
+
+    def _receive(self, body: bytes) -> None:
+        orders = LINK["Attach"][1].FromString(body)
+        self._link = orders.link
+        self._answered.set()
+        if orders.order:
+            self._on_orders(orders.link, orders.order)
+
+    def _ended(self, code: int, message: str) -> None:
+        with self._lock:
+            self._attached = False
+            self._link = 0
+            self._answers = []  # the scheduler makes those calls again
+            if code == _UNIMPLEMENTED:
+                self._no_batches = True
+        self._answered.set()
+
+    def _send_late(self) -> None:
+        """Send answers for which no batch has come."""
+        while True:
+            self._lazy.wait()
+            time.sleep(_LAZY_S)
+            if self._closed:
+                return
+            self._lazy.clear()
+            self.send()
+
+
+def _finish(request: _Request, code: int, message: str) -> None:
+    if request.done is not None:
+        method = request.path.rpartition("/")[2]
+        request.done(None if code == _OK else SchedulerError(f"{method}: {message}", _NAMES.get(code, str(code))))

@@ -1,9 +1,10 @@
 """The scheduler in this process: serves the seed's `Scheduler` to any gRPC client, and calls workers and stores.
 
 This is a thin shell around `SchedulerState`. Requests become events on the server's thread, facts from the peers'
-connections on the thread of `Outgoing`; `_lock` serialises them. The state's effects go to `Outgoing`, which never
-blocks. With a state directory, every event is on disk before any of its effects leaves: answers and orders wait in
-`_effects` for one write that serves all pending calls.
+connections on the threads of `Outgoing`; `_lock` serialises them. The state's effects go to `Outgoing`, which never
+blocks. A process of fastrt that serves many ports attaches a link, and then exchanges batches with the scheduler. With
+a state directory, every event is on disk before any of its effects leaves: answers and orders wait in `_effects` for
+one write that serves all pending calls.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.net.address import check_bind, with_port
 from fastrt.net.grpc.auth import TlsFiles, refused_token
-from fastrt.net.grpc.contract import Metadata
+from fastrt.net.grpc.contract import Metadata, Stream
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
@@ -32,7 +34,16 @@ from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refuse
 from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
 from fastrt.scheduler.state import SchedulerState, Settings
-from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_request
+from fastrt.scheduler.wire import (
+    ATTACH,
+    EXCHANGE,
+    LINK,
+    LINK_SERVICE,
+    MESSAGE_BYTES_MAX,
+    METHODS,
+    SERVICE,
+    parse_request,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +105,15 @@ class SchedulerOptions:
             check_bind(self.address, authenticated=self.token is not None, encrypted=not clear)
 
 
+@dataclass
+class _Batch:
+    """A call of `Link.Exchange`: its number, its reply, and how many of its calls have no answer yet."""
+
+    call: int
+    reply: Any
+    left: int
+
+
 class Scheduler:
     """A scheduler inside this process.
 
@@ -128,10 +148,13 @@ class Scheduler:
         ] = []  # effects that wait for the write, with the numbers of orders
         self._broken: StateDirectoryError | None = None
         self._retry_at: float | None = None
-        self._standard = StandardServices([SERVICE], [message_set("ray")])
+        self._batches: dict[int, tuple[_Batch, Any]] = {}  # where the answers to calls of a batch go
+        self._next_part = 0  # numbers of calls of batches: below 0, where those of the server are above
+        self._standard = StandardServices([SERVICE, LINK_SERVICE], [message_set("ray"), message_set("scheduler")])
         authorize = self._authorize if options.token is not None and options.identity is None else None
-        paths = [*METHODS, CHECK_PATH]
-        self._server = open_server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
+        paths = [*METHODS, EXCHANGE, CHECK_PATH]
+        streams = {ATTACH: self._on_attach, **self._standard.streams}
+        self._server = open_server(self, paths, streams, MESSAGE_BYTES_MAX, authorize)
 
     def __enter__(self) -> Scheduler:
         self.start()
@@ -175,9 +198,9 @@ class Scheduler:
     def stop(self) -> None:
         """Stop serving. Workers and stores are not notified: a scheduler may start here again."""
         self._standard.set_serving(False)
-        self._server.stop()
         if self._outgoing is not None:
-            self._outgoing.stop()
+            self._outgoing.stop()  # first: a link that ends with the server must not have its calls repeated
+        self._server.stop()
         with self._lock:
             if self._log is not None and self._broken is None:
                 self._settle()
@@ -189,6 +212,8 @@ class Scheduler:
         with self._lock:
             self._handle(event, None)
             self._settle()
+        assert self._outgoing is not None
+        self._outgoing.flush()
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
@@ -201,20 +226,77 @@ class Scheduler:
             code, message, answer = self._standard.check(body)
             self._server.finish(call, code, message, answer)
             return
+        if method == EXCHANGE:
+            self._exchange(call, body)
+            return
+        with self._lock:
+            self._take(call, method, body)
+            if self._log is None:
+                self._settle()
+
+    def _take(self, call: int, method: str, body: bytes) -> None:
+        """Turn a request into an event, and handle it."""
         try:
             event = parse_request(method, body, call)
         except Refused as refused:
             self._refuse(call, refused.failure)
             return
+        if self._log is not None and METHODS[method].changes and not self._has_room(self._log, len(body)):
+            words = f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
+            self._refuse(call, Failure(Code.RESOURCE_EXHAUSTED, words))
+            return
+        self._paths[call] = method
+        self._handle(event, (method, body))
+
+    def _exchange(self, call: int, body: bytes) -> None:
+        """Take a batch of a link: the answers to orders, then calls, in order."""
+        outgoing = self._outgoing
+        assert outgoing is not None
+        try:
+            request = LINK["Exchange"][0].FromString(body)
+        except DecodeError as error:
+            self._refuse(call, Failure(Code.INVALID_ARGUMENT, f"{EXCHANGE}: {error}"))
+            return
+        facts = outgoing.take_answers(request.link, request.answer)
+        batch = _Batch(call, LINK["Exchange"][1](), len(request.call))
         with self._lock:
-            if self._log is not None and METHODS[method].changes and not self._has_room(self._log, len(body)):
-                words = f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
-                self._refuse(call, Failure(Code.RESOURCE_EXHAUSTED, words))
-                return
-            self._paths[call] = method
-            self._handle(event, (method, body))
+            for fact in facts:
+                self._handle(fact, None)
+            for each in request.call:
+                self._next_part -= 1
+                self._batches[self._next_part] = batch, batch.reply.answer.add()
+                if each.path in METHODS:
+                    self._take(self._next_part, each.path, each.body)
+                else:
+                    self._refuse(self._next_part, Failure(Code.UNIMPLEMENTED, f"There is no method {each.path} here."))
             if self._log is None:
                 self._settle()
+        if not request.call:
+            self._server.finish(call)
+
+    def _on_attach(self, stream: Stream) -> None:
+        """Send the calls to some addresses over a stream, as long as it lasts."""
+        outgoing = self._outgoing
+        assert outgoing is not None
+
+        def receive(body: bytes | None) -> None:
+            if body is None:
+                return
+            try:
+                addresses = LINK["Attach"][0].FromString(body).address
+            except DecodeError as error:
+                stream.finish(int(Code.INVALID_ARGUMENT), f"{ATTACH}: {error}")
+                return
+            link = outgoing.attach(stream, addresses)
+            stream.send(LINK["Attach"][1](link=link.name).SerializeToString())
+
+            def closed() -> None:
+                stream.receiver = lambda body: None
+                outgoing.detach(link)
+
+            stream.receiver, stream.on_closed = lambda body: None, closed
+
+        stream.receiver = receive
 
     def on_cancel(self, call: int) -> None:
         """Ignore the cancellation: a received call is carried out, whether its caller waits or not."""
@@ -223,7 +305,10 @@ class Scheduler:
         """Write the batch and send its effects; returns when to try a full disk again."""
         with self._lock:
             self._settle()
-            return self._retry_at
+            retry_at = self._retry_at
+        assert self._outgoing is not None
+        self._outgoing.flush()
+        return retry_at
 
     def on_stop(self) -> None:
         """Do nothing: `stop` writes the last batch."""
@@ -331,13 +416,24 @@ class Scheduler:
         if isinstance(answer.value, Failure):
             self._refuse(answer.call, answer.value)
         else:
-            self._server.finish(answer.call, _OK, "", METHODS[path].build(answer.value))
+            self._finish(answer.call, _OK, "", METHODS[path].build(answer.value))
 
     def _refuse(self, call: int, failure: Failure) -> None:
         words = failure.message
         if len(words) > _MESSAGE_CHARS_MAX:
             words = words[:_MESSAGE_CHARS_MAX] + f"... ({len(words) - _MESSAGE_CHARS_MAX} characters more)"
-        self._server.finish(call, int(failure.code), words)
+        self._finish(call, int(failure.code), words)
+
+    def _finish(self, call: int, code: int, message: str = "", body: bytes = b"") -> None:
+        """Answer a call, or add its answer to its batch."""
+        if call >= 0:
+            self._server.finish(call, code, message, body)
+            return
+        batch, answer = self._batches.pop(call)
+        answer.code, answer.message, answer.body = code, message, body
+        batch.left -= 1
+        if not batch.left:
+            self._server.finish(batch.call, body=batch.reply.SerializeToString())
 
     def _authorize(self, method: str, metadata: Metadata) -> str | None:
         assert self.options.token is not None

@@ -30,6 +30,11 @@ _SET = message_set("ray")
 SERVICE = "Scheduler"
 CLASSES = _SET.methods(SERVICE)
 _Call = _SET.message("Call")
+# Batches for fastrt's peers, protos/scheduler.
+LINK_SERVICE = "fastrt.scheduler.Link"
+LINK = message_set("scheduler").methods(LINK_SERVICE)
+LinkAnswer = message_set("scheduler").message("fastrt.scheduler.Answer")
+ATTACH, EXCHANGE = (f"/{LINK_SERVICE}/{name}" for name in ("Attach", "Exchange"))
 _ACK = b""
 
 Parse = Callable[[Any, int], Event]
@@ -71,11 +76,20 @@ def parse_request(path: str, body: bytes, call: int) -> Event:
 
 
 def invoke_request(body: bytes, results: Sequence[int]) -> bytes:
-    """The bytes of an InvokeCallRequest: the submitted call with the references of its results."""
-    call = _Call.FromString(body)
-    del call.result[:]
-    call.result.extend(results)
-    return bytes(_InvokeRequest(call=call).SerializeToString())
+    """The bytes of an InvokeCallRequest: the submitted call, which has no results yet, with those references."""
+    # Two messages in a row are one with the fields of both.
+    call = body + bytes(_Call(result=results).SerializeToString())
+    return _CALL_FIELD + _varint(len(call)) + call
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: 7 bits a byte, the lowest first."""
+    done = bytearray()
+    while number > 127:
+        done.append(number & 127 | 128)
+        number >>= 7
+    done.append(number)
+    return bytes(done)
 
 
 def _ack(value: Any) -> bytes:
@@ -164,7 +178,7 @@ def _info(info: ev.Info) -> bytes:
 
 
 _REPLIES = {name: reply for name, (_, reply) in CLASSES.items()}
-_InvokeRequest = _SET.methods("WorkerService")["InvokeCall"][0]
+_CALL_FIELD = b"\x0a"  # field 1 of an InvokeCallRequest, with its length
 
 _TABLE: dict[str, tuple[Parse, Build]] = {
     "RegisterWorker": (

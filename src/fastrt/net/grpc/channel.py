@@ -11,7 +11,7 @@ import grpc.aio
 from fastrt.net.grpc.forks import use_grpc
 
 # A value of 64 MiB fits with the message around it; answers (a directory of keys) may be any size.
-_OPTIONS: tuple[tuple[str, Any], ...] = (
+OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
@@ -39,8 +39,8 @@ def open_channel(
     """Open a blocking channel to `host:port`, with further options of gRPC's. It connects at its first call."""
     use_grpc()
     if credentials is None:
-        return grpc.insecure_channel(address, options=[*_OPTIONS, *options])
-    return grpc.secure_channel(address, credentials, options=[*_OPTIONS, *options])
+        return grpc.insecure_channel(address, options=[*OPTIONS, *options])
+    return grpc.secure_channel(address, credentials, options=[*OPTIONS, *options])
 
 
 def open_aio_channel(
@@ -49,8 +49,8 @@ def open_aio_channel(
     """Open an asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
     use_grpc()
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=[*_OPTIONS, *options])
-    return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *options])
+        return grpc.aio.insecure_channel(address, options=[*OPTIONS, *options])
+    return grpc.aio.secure_channel(address, credentials, options=[*OPTIONS, *options])
 
 
 def bearer(token: str) -> Sequence[tuple[str, str]]:
