@@ -1,12 +1,24 @@
-"""The head's process: the one place that all nodes of a cluster connect to. `service` starts `main(SETTINGS)`."""
+"""The head's process: the one place that all nodes of a cluster connect to. `service` starts `main(SETTINGS)`.
+
+A node is a member as long as its stream lasts. The head keeps no other state. So a head that is killed and restarted
+has the full view as soon as the nodes have reconnected; meanwhile the nodes continue to work for each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
 
-from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX, Membership
+import grpc
+import grpc.aio
+
+from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX
+from fastrt.cluster.views import Views
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.grpc import streams
@@ -14,6 +26,72 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
 
 _END_S = 2.0  # for streams to end in order
+_LAST_VIEW_S = 1.0  # for a refused node to read the last view before the status
+
+
+class Membership:
+    """The head's service: passes reports to `Views`, and writes the views that are due to the nodes' streams."""
+
+    def __init__(self) -> None:
+        self._views = Views(uuid.uuid4().hex)
+        self._streams = 0
+        self._contexts: dict[int, Any] = {}
+        self._writing: dict[int, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
+        """Serve `Head.Join`: one stream per node. A node that sends an invalid report loses only its own stream."""
+        self._streams += 1
+        number = self._streams
+        self._contexts[number] = context
+        try:
+            async for report in reports:
+                refused = self._views.report(number, report)
+                if refused is not None:
+                    self._leave(number)
+                    await self._last_view_sent(number)
+                    code = grpc.StatusCode.ALREADY_EXISTS if refused.is_taken else grpc.StatusCode.INVALID_ARGUMENT
+                    await context.abort(code, f"the head refuses a report: {refused.why}")
+                self._plan()
+        finally:
+            self._leave(number)
+            if number in self._writing:
+                self._writing[number].cancel()
+
+    def _leave(self, number: int) -> None:
+        if self._contexts.pop(number, None) is not None:
+            self._views.leave(number)
+            self._plan()
+
+    async def _last_view_sent(self, number: int) -> None:
+        """Wait until the view that is being written was sent: gRPC would never send a status that overtakes it."""
+        if number in self._writing:
+            await asyncio.wait([self._writing[number]], timeout=_LAST_VIEW_S)
+
+    def _plan(self) -> None:
+        """Call `_send` when the next view is due."""
+        at = self._views.next_at()
+        if at is None or (self._timer is not None and self._timer.when() <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._send)
+
+    def _send(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for number, data in self._views.due(loop.time()):
+            self._writing[number] = loop.create_task(self._write(number, data))
+        self._plan()
+
+    async def _write(self, number: int, data: bytes) -> None:
+        try:
+            with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # the stream has just ended
+                await self._contexts[number].write(data)
+        finally:
+            del self._writing[number]
+            self._views.written(number)
+            self._plan()
 
 
 def main(argument: str) -> None:
