@@ -171,7 +171,9 @@ class Nodes:
 
     async def report(self, rate: float, seconds: float) -> None:
         """Report from all nodes in turn, `rate` times a second each."""
-        wires = [[report(k, form, k % 100 == 0).SerializeToString() for form in range(FORMS)] for k in range(self.count)]
+        wires = [
+            [report(k, form, k % 100 == 0).SerializeToString() for form in range(FORMS)] for k in range(self.count)
+        ]
         begun = time.monotonic()
         sent = 0
         while (now := time.monotonic() - begun) < seconds:

@@ -59,6 +59,7 @@ class Config:
         resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
             set by num_workers. As text it is JSON.
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
+        peer_idle_s: seconds after which the uplink closes a connection to another node that neither uses.
         runtime_dir: folder of the sockets, tokens and logs of sessions; rejected if another user could change it.
         spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
         store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait too;
@@ -82,6 +83,7 @@ class Config:
     tasks_max: int
     resources: Mapping[str, float]
     lineage_bytes: int
+    peer_idle_s: float
     runtime_dir: Path
     spill_dir: Path
     store_patience_s: float
@@ -378,6 +380,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
+    "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(
         _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
     ),

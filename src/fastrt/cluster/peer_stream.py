@@ -22,6 +22,7 @@ from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import HostedActor, HostedActors
+from fastrt.cluster.idle import Idle
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.ledger import AcceptedTask, Ledger
@@ -66,6 +67,7 @@ class Exchange:
         out: the queue of messages to the peer.
         arrivals: values in transit to this node.
         functions: the functions that the two nodes have sent each other.
+        idle: whether both sides agree to close the stream.
 
     Args:
         store: this process's attachment.
@@ -103,6 +105,7 @@ class Exchange:
         self.values = None if native is None else Values(native, self.arrivals.landed)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = False
+        self.idle = Idle()
         self.remote_actors = RemoteActors(self, store)
         self.hosted_actors = HostedActors(self, store)
         self.flows = Flows(self, store)

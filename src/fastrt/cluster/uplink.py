@@ -8,6 +8,7 @@ dies, its tasks run again like those of a dead worker, and a new uplink is start
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -24,15 +25,17 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.daemon_link import Orders
+from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.lineage import Lineage
 from fastrt.cluster.load import Claims, LoadWatch
-from fastrt.cluster.membership import JOIN, refused_report
-from fastrt.cluster.peer import Peer, nearest
+from fastrt.cluster.membership import JOIN
+from fastrt.cluster.peer import Peer, nearest, to_call
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
+from fastrt.cluster.views import Members
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import reachable
@@ -49,10 +52,11 @@ _Report = _SET.message("fastrt.node.Report")
 _Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
-_CALLING_TICK_S = 0.1  # on a node without workers, while another node that should run tasks is not connected
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
-_REPORT_S = 0.1  # between two reports to the head
+_REPORT_LEAST_S = 0.02  # between two reports to the head; the head requests a longer time
+_CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
+_LOOKING_S = 2.0  # so long after that it is sent the load of the others more often
 _AGAIN_S = 0.5  # before another attempt to connect to a node or to the head
 _HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
@@ -82,6 +86,8 @@ class Uplink:
         self._waiter = LoopWaiter(store, asyncio.get_running_loop())
         self._native = open_native(store, access, settings["listen"])
         self._lineage = Lineage(store, self._waiter, settings["lineage_bytes"])
+        self._idle_s: float = settings["peer_idle_s"]
+        self._members = Members(self._on_invalid)
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
@@ -89,6 +95,8 @@ class Uplink:
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
         self._report_due = asyncio.Event()
+        self._starts_looking = asyncio.Event()
+        self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
@@ -180,7 +188,11 @@ class Uplink:
         while True:
             self._report_due.clear()
             await stream.write(self._report)
-            await asyncio.sleep(_REPORT_S)
+            await asyncio.sleep(_REPORT_LEAST_S)
+            if not self._starts_looking.is_set():
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._starts_looking.wait(), self._members.report_s - _REPORT_LEAST_S)
+            self._starts_looking.clear()
             await self._report_due.wait()
 
     def _on_joined(self) -> None:
@@ -190,44 +202,62 @@ class Uplink:
 
     def _on_view(self, view: Any) -> None:
         self._on_joined()
-        members = {report.node: report for report in view.node if self._is_sound(report)}
-        there = {node: report for node, report in members.items() if node != self._node}
-        for node, report in there.items():
-            self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
-        self._orders.report_members(members.values())
-        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
-            del self._peers[node]
+        change = self._members.apply(view)
+        for report in change.changed:
+            if report.node != self._node:
+                self._peers.setdefault(report.node, Peer(report, bool(self._workers))).report = report
+        self._orders.report_members(change)
+        if change.left:
+            self._forget_peers()
         self._carry_out()
         self._news.set()
 
-    def _is_sound(self, report: Any) -> bool:
-        """Return whether a report is valid. The head has checked it, but this node does not rely on that."""
-        why = refused_report(report)
-        if why is not None:
-            self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
-        return why is None
+    def _forget_peers(self) -> None:
+        """Forget the nodes that have left, once they have no stream."""
+        there = self._members.reports
+        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
+            del self._peers[node]
+
+    def _on_invalid(self, why: str) -> None:
+        self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
+
+    def _look_elsewhere(self) -> None:
+        """Update whether the head should send this node the load of the others more often."""
+        looking = self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S
+        if looking != self._report.looking:
+            self._report.looking = looking
+            self._report_due.set()
+            if looking:
+                self._starts_looking.set()
 
     # ---- streams to other nodes ----
 
     async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
-        await self._exchange(requests, context.write)
+        await self._exchange(requests, context.write, None)
 
     async def _call(self, peer: Peer) -> None:
-        channel = None
+        channel, agreed = None, False
         try:
             channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
-            await self._exchange(stream, stream.write)
+            agreed = await self._exchange(stream, stream.write, stream.done_writing)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # connects again as long as the head lists the peer
             why = await self._reasons.find(peer.report.address) if peer.report is not None else None
             if why:
                 self._reasons.report(peer.report.address, f"this node cannot connect to node {peer.report.name}: {why}")
         finally:
-            peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
+            peer.calling, peer.call_at = False, time.monotonic() + (0.0 if agreed else _AGAIN_S)
             if channel is not None:
                 await channel.close()
 
-    async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
+    async def _exchange(self, frames: AsyncIterator[Any], write: Any, done_writing: Any) -> bool:
+        """Process a stream until it ends; return whether it ended because both sides agreed that it is idle.
+
+        Args:
+            frames: of the peer.
+            write: sends a frame.
+            done_writing: ends this side of the stream, and waits for the peer's end; None: the return does that.
+        """
         exchange = Exchange(self._store, self._waiter, self._native, self._lineage, self._budget)
         exchange.on_output = self._pass_output_to_drivers
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
@@ -241,6 +271,12 @@ class Uplink:
                 await exchange.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
+                if frame.idle and self._is_idle(exchange, frame.idle):
+                    exchange.out.close()
+                    await asyncio.wait([writing])
+                    if done_writing is None:
+                        break
+                    await done_writing()
         except grpc.aio.AioRpcError as exc:
             why = f"{exc.code().name}: {exc.details()}"
         except FastrtError as exc:
@@ -255,12 +291,23 @@ class Uplink:
             self._orders.lost(exchange.node)
             writing.cancel()
             self._news.set()
+        return not exchange.idle.is_open
+
+    def _is_idle(self, exchange: Exchange, word: int) -> bool:
+        """Take what the peer says about a stream that it does not use; return whether this side closes it now."""
+        was_agreed = exchange.idle.is_agreed
+        if exchange.idle.received(word, is_used(exchange), time.monotonic(), self._idle_s):
+            exchange.out.stir()
+        if exchange.idle.is_open:
+            self._carry_out()  # what waited for the peer's answer
+        return exchange.idle.is_agreed and not was_agreed
 
     async def _write(self, exchange: Exchange, write: Any) -> None:
         frame = exchange.first_frame(self._report)
         while frame is not None:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
             frame.short = exchange.arrivals.is_short
+            frame.idle = exchange.idle.next_word()
             await write(frame)
             frame = await exchange.out.next_frame()
 
@@ -287,6 +334,7 @@ class Uplink:
 
     def _on_orders(self) -> None:
         self._report_free()
+        self._look_elsewhere()
         self._carry_out()
 
     def _report_free(self) -> None:
@@ -304,7 +352,7 @@ class Uplink:
             peer = self._peers.get(node)
             if peer is None:
                 self._orders.drop(node)
-            elif peer.exchange is not None and peer.exchange.node:
+            elif peer.exchange is not None and peer.is_open:
                 for key in self._orders.take(node):
                     if isinstance(key, ActorKey):
                         peer.exchange.remote_actors.host(key.record)
@@ -333,7 +381,7 @@ class Uplink:
         if peer.exchange is None:
             self._call_soon(peer)
             return
-        while peer.output and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
+        while peer.output and peer.is_open and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
             output = peer.output.popleft()
             peer.exchange.out.add("output", output, len(output.text))
 
@@ -342,18 +390,15 @@ class Uplink:
         self._daemon.send(messages.RemoteOutput(text, message.error, message.update))
 
     def _on_find(self, message: messages.SearchActor) -> None:
-        for peer in self._peers.values():
-            if peer.report is not None:
-                self._call_soon(peer)
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
 
     def _connected(self) -> tuple[list[Exchange], bool]:
-        """Return one stream for each connected node, and whether every member is connected."""
-        there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
-        known = [peer for peer in self._peers.values() if peer.report is not None]
-        return [peer.exchange for peer in there if peer.exchange is not None], all(
-            p.exchange is not None for p in known
-        )
+        """Return one stream for each connected node, and whether every member is connected; connect to the others."""
+        there = [peer.exchange for peer in self._peers.values() if peer.exchange is not None and peer.is_open]
+        missing = [peer for peer in self._peers.values() if peer.report is not None and not peer.is_open]
+        for peer in missing:
+            self._call_soon(peer)
+        return there, not missing
 
     # ---- forwarding ----
 
@@ -376,12 +421,16 @@ class Uplink:
                 self._tidy_s = min(2 * self._tidy_s, _TIDY_S if self._polls() else _QUIET_TIDY_S)
                 tidy_at = now + self._tidy_s
                 self._report_free()
+                self._look_elsewhere()
+                self._forget_peers()
                 self._carry_out()
                 self._finder.tidy()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
+                    if exchange.node and exchange.idle.look(is_used(exchange), now, self._idle_s):
+                        exchange.out.stir()
             self._news.clear()
             self._tick = self._next_tick()
             try:
@@ -405,8 +454,7 @@ class Uplink:
         before, self._load = self._load, self._load_now()
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
-        missing = any(p.exchange is None and p.report is not None and p.report.workers for p in self._peers.values())
-        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else self._tidy_s)
+        return min(2 * self._tick, self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
         return (
@@ -433,17 +481,26 @@ class Uplink:
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
-            if self._pressure.room and not exchange.reported_room:
+            if self._pressure.room and not exchange.reported_room and exchange.idle.is_open:
                 exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
 
-    def _helpers(self) -> list[Peer]:
-        """Return the peers that have room for tasks, most room first; begin to connect to those without a stream."""
-        for peer in self._peers.values():
-            if peer.report is not None and peer.report.workers:
+    def _helpers(self, wanted: int) -> list[Peer]:
+        """Return the peers that have room for tasks, most room first; connect to further ones if `wanted` is more."""
+        named = [self._peers.get(exchange.node) for exchange in self._exchanges if exchange.workers]
+        able = {peer.exchange: peer for peer in named if peer is not None and peer.room}
+        if sum(peer.room for peer in able.values()) < wanted:
+            self._call_helpers()
+        return sorted(able.values(), key=lambda peer: peer.room, reverse=True)
+
+    def _call_helpers(self) -> None:
+        """Begin to connect to a few more nodes with workers: those that have no queue, and most CPUs free."""
+        now = time.monotonic()
+        if now >= self._called_at + _CALLS_S:
+            self._called_at = now
+            self._look_elsewhere()
+            for peer in to_call(self._node, self._peers.values()):
                 self._call_soon(peer)
-        able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
-        return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
 
     def _call_soon(self, peer: Peer) -> None:
         """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
@@ -453,7 +510,7 @@ class Uplink:
 
     def _forward_claimed(self, most: int) -> None:
         """Claim up to `most` tasks and forward them."""
-        helpers = self._helpers()
+        helpers = self._helpers(most)
         kept = 0
         while helpers and most > 0 and kept < _KEPT_A_LOOK:
             task = core.next_task(self._client, 0.0, 0.0)
@@ -494,12 +551,13 @@ class Uplink:
         """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
         if self._workers:
             return
-        before, self._claims.room = self._claims.room, sum(peer.room for peer in self._helpers())
+        helpers = self._helpers(core.queued(self._client))
+        before, self._claims.room = self._claims.room, sum(peer.room for peer in helpers)
         if self._claims.room and not before:
             self._waiter.stir()
 
     def _forward_all(self, tasks: list[int]) -> None:
-        helpers = self._helpers()
+        helpers = self._helpers(len(tasks))
         for task in tasks:
             if not helpers:
                 self._give_back(task)  # the node that had room is gone: another one gets the task
@@ -520,8 +578,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether it announces its address only once the head has answered), lineage_bytes, patience_s (the store's),
-            token_file, tls, insecure.
+            (whether it announces its address only once the head has answered), lineage_bytes, peer_idle_s (before an
+            unused stream to another node is closed), patience_s (the store's), token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:

@@ -168,8 +168,10 @@ class Views:
         if _identity(before) != _identity(report) or (total_changed and not report.total):
             row.wires = [None, None, None]
             self._member_changed(row)
-        elif total_changed or (before.idle, before.queued) != (report.idle, report.queued) or not _equal(
-            before.free, report.free
+        elif (
+            total_changed
+            or (before.idle, before.queued) != (report.idle, report.queued)
+            or not _equal(before.free, report.free)
         ):
             row.wires = [None, None, None]
             self._version += 1

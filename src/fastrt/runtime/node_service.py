@@ -182,7 +182,7 @@ class Node:
         if name == "uplink":
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
             # The first uplink waits for the head. A restarted one does not, or it would block a restart of the head.
-            settings |= {"lineage_bytes": options.config.lineage_bytes}
+            settings |= {"lineage_bytes": options.config.lineage_bytes, "peer_idle_s": options.config.peer_idle_s}
             settings |= {"patience_s": options.config.store_patience_s}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         elif name == "store":

@@ -295,9 +295,18 @@ class Stop(Message):
 
 
 class ClusterNodes(Message):
-    """The nodes of the cluster; `is_new_daemon`: it must report its resources again."""
+    """The nodes of the cluster, or those that have changed.
+
+    Attributes:
+        nodes: their rows.
+        left: nodes that are no longer members.
+        is_change: the nodes that are not named here are as before; else there are no others.
+        is_new_daemon: it must report its resources again.
+    """
 
     nodes: list[NodeRow]
+    left: list[str]
+    is_change: bool
     is_new_daemon: bool
 
 
@@ -351,11 +360,19 @@ class Forward(Message):
 
 
 class Resources(Message):
-    """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted."""
+    """This node's resources.
+
+    Attributes:
+        total: parts by name.
+        free: the free ones, without regard to tasks without demands.
+        admitted: how many tasks with demands are admitted.
+        is_looking: whether tasks, actors or bundles wait for resources, which other nodes may have.
+    """
 
     total: Parts
     free: Parts
     admitted: U32
+    is_looking: bool
 
 
 class ReadsOutput(Message):
