@@ -1,10 +1,10 @@
 """The head of a cluster: processor time and bytes by the number of nodes, each of which reports ten times a second.
 
 `python bench/bench_membership.py [NODES...]` drives the head's state machine alone, with all serialisation but without
-gRPC, through `SECONDS` of simulated time. One node in a hundred has work to place. Then the same with all of them. The
-first ten seconds are not counted: the nodes join, and the turns of the streams spread over time.
-`python bench/bench_membership.py --streams NODES RATE [SECONDS]` measures a real head over gRPC with TLS: this process plays the
-nodes, each with a connection of its own, and `RATE` reports a second each. A head that is idle is measured with RATE 0.
+gRPC, through 20 s of simulated time. One node in a hundred has work to place; then the same with all of them.
+
+`python bench/bench_membership.py --streams NODES RATE [SECONDS]` measures a real head over gRPC with TLS: this process
+plays the nodes, each with a connection of its own and RATE reports a second. RATE 0 measures an idle cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import pytest
 
 from fastrt.cluster.membership import JOIN
 from fastrt.cluster.views import Views
-from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.forks import use_grpc
 from fastrt.net.grpc.identity import Identity, new_token
@@ -155,8 +154,7 @@ class Nodes:
                 self.calls[k] = call
 
         await asyncio.gather(*map(one, range(self.count)))
-        for call in self.calls.values():
-            asyncio.create_task(self._read(call))
+        self._reading = [asyncio.create_task(self._read(call)) for call in self.calls.values()]
 
     async def _read(self, call: Any) -> None:
         while True:

@@ -8,7 +8,6 @@ dies, its tasks run again like those of a dead worker, and a new uplink is start
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time
@@ -25,17 +24,17 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.daemon_link import Orders
+from fastrt.cluster.head_link import HeadLink
 from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.lineage import Lineage
 from fastrt.cluster.load import Claims, LoadWatch
-from fastrt.cluster.membership import JOIN
 from fastrt.cluster.peer import Peer, nearest, to_call
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
-from fastrt.cluster.views import Members
+from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import reachable
@@ -54,10 +53,9 @@ _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
-_REPORT_LEAST_S = 0.02  # between two reports to the head; the head requests a longer time
 _CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
 _LOOKING_S = 2.0  # so long after that it is sent the load of the others more often
-_AGAIN_S = 0.5  # before another attempt to connect to a node or to the head
+_AGAIN_S = 0.5  # before another attempt to connect to a node
 _HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
 _OUTPUT_BYTES_MAX = 1 << 20  # queued for one node
@@ -87,23 +85,20 @@ class Uplink:
         self._native = open_native(store, access, settings["listen"])
         self._lineage = Lineage(store, self._waiter, settings["lineage_bytes"])
         self._idle_s: float = settings["peer_idle_s"]
-        self._members = Members(self._on_invalid)
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
-        self._report_due = asyncio.Event()
-        self._starts_looking = asyncio.Event()
         self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
         self._claims = Claims(self._client, self._forward_all)
-        self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
+        self._head = HeadLink(settings["head"], access, self._report, self._reasons, self._on_change)
         self._budget = ArgumentBudget(self._client)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
@@ -130,9 +125,9 @@ class Uplink:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
         streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
-        self._announce = partial(streams.announce, address)
+        self._head.announce = partial(streams.announce, address)
         if not self._settings["join_first"]:
-            self._on_joined()
+            self._head.joined()
         try:
             done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
             for one in done - {stopping}:
@@ -152,57 +147,10 @@ class Uplink:
 
     async def _stay_joined(self) -> None:
         await self._orders.ready.wait()  # a node must not be announced without its resources
-        while True:
-            channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
-            stream = call()
-            reporting = asyncio.create_task(self._report_to_head(stream))
-            try:
-                async for view in stream:
-                    self._on_view(view)
-            except grpc.aio.AioRpcError as exc:
-                await self._on_no_head(exc)
-            finally:
-                reporting.cancel()
-                await channel.close()
-            await asyncio.sleep(_AGAIN_S)
+        await self._head.stay_joined()
 
-    async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
-        """Report why the stream to the head has ended, once for each reason.
-
-        Raises:
-            FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
-        """
-        head = self._settings["head"]
-        if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            raise FastrtError(f"the head at {head}: {exc.details()}")
-        why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
-        if self._announce is None:
-            self._reasons.report(head, f"the head cannot be reached: {why}" if why else "")
-        elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
-            raise FastrtError(f"this node cannot join {head}: {why}")
-        else:
-            why = why or exc.details()
-            self._reasons.report(head, f"the head at {head} does not answer: {why}. This node waits for it")
-
-    async def _report_to_head(self, stream: Any) -> None:
-        while True:
-            self._report_due.clear()
-            await stream.write(self._report)
-            await asyncio.sleep(_REPORT_LEAST_S)
-            if not self._starts_looking.is_set():
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._starts_looking.wait(), self._members.report_s - _REPORT_LEAST_S)
-            self._starts_looking.clear()
-            await self._report_due.wait()
-
-    def _on_joined(self) -> None:
-        announce, self._announce = self._announce, None
-        if announce is not None:
-            announce()
-
-    def _on_view(self, view: Any) -> None:
-        self._on_joined()
-        change = self._members.apply(view)
+    def _on_change(self, change: Change) -> None:
+        """Take the changes of the head's view."""
         for report in change.changed:
             if report.node != self._node:
                 self._peers.setdefault(report.node, Peer(report, bool(self._workers))).report = report
@@ -214,21 +162,13 @@ class Uplink:
 
     def _forget_peers(self) -> None:
         """Forget the nodes that have left, once they have no stream."""
-        there = self._members.reports
+        there = self._head.members.reports
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
 
-    def _on_invalid(self, why: str) -> None:
-        self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
-
     def _look_elsewhere(self) -> None:
         """Update whether the head should send this node the load of the others more often."""
-        looking = self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S
-        if looking != self._report.looking:
-            self._report.looking = looking
-            self._report_due.set()
-            if looking:
-                self._starts_looking.set()
+        self._head.look(self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S)
 
     # ---- streams to other nodes ----
 
@@ -344,7 +284,7 @@ class Uplink:
             for field, parts in ((self._report.total, total), (self._report.free, free)):
                 field.clear()
                 field.update(parts)
-            self._report_due.set()
+            self._head.changed()
 
     def _carry_out(self) -> None:
         """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
@@ -365,7 +305,7 @@ class Uplink:
 
     def _on_readers(self, message: messages.ReadsOutput) -> None:
         self._report.reads_output = message.on
-        self._report_due.set()
+        self._head.changed()
 
     def _on_output(self, message: messages.TaskOutput) -> None:
         """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
@@ -474,7 +414,7 @@ class Uplink:
             self._report.queued,
         ):
             self._report.idle, self._report.queued = idle, queued
-            self._report_due.set()
+            self._head.changed()
             self._report_free()
         if not self._workers:
             self._forward_more()

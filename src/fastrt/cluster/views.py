@@ -297,7 +297,7 @@ def _identity(report: Any) -> tuple[Any, ...]:
 
 def _equal(one: Any, other: Any) -> bool:
     """Return whether two maps are equal; their class compares them at four times the cost."""
-    return len(one) == len(other) and all([other.get(name) == parts for name, parts in one.items()])
+    return len(one) == len(other) and all(other.get(name) == parts for name, parts in one.items())
 
 
 class Change(NamedTuple):
