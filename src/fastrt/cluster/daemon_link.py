@@ -63,7 +63,7 @@ class Orders:
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
     def report_members(self, change: Change) -> None:
-        """Send what has changed of the members of the cluster to the daemon, in messages that it reads quickly."""
+        """Send the changed members of the cluster to the daemon, and those that have left."""
         changed = [NodeRow(one.node, one.name, dict(one.total), dict(one.free)) for one in change.changed]
         changed = [row for row in changed if self._rows.get(row.node) != row]
         left = [node for node in change.left if self._rows.pop(node, None) is not None]

@@ -22,7 +22,7 @@ def refused_report(report: Any, before: Any = None) -> str | None:
 
     Args:
         report: the report.
-        before: a valid report of the same node: what is as it was there is not checked again.
+        before: a valid report of the same node: fields that equal its fields are not checked again.
     """
     if before is None or report.node != before.node:
         if _NODE.fullmatch(report.node) is None:

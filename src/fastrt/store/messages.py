@@ -295,13 +295,9 @@ class Stop(Message):
 
 
 class ClusterNodes(Message):
-    """The nodes of the cluster, or those that have changed.
+    """The nodes of the cluster; with `is_change` those that have changed, and those that have left.
 
-    Attributes:
-        nodes: their rows.
-        left: nodes that are no longer members.
-        is_change: the nodes that are not named here are as before; else there are no others.
-        is_new_daemon: it must report its resources again.
+    `is_new_daemon`: it must report its resources again.
     """
 
     nodes: list[NodeRow]
@@ -360,13 +356,9 @@ class Forward(Message):
 
 
 class Resources(Message):
-    """This node's resources.
+    """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted.
 
-    Attributes:
-        total: parts by name.
-        free: the free ones, without regard to tasks without demands.
-        admitted: how many tasks with demands are admitted.
-        is_looking: whether tasks, actors or bundles wait for resources, which other nodes may have.
+    `is_looking`: tasks, actors or bundles wait here for resources, which other nodes may have.
     """
 
     total: Parts
