@@ -119,7 +119,7 @@ def running_head(folder: str) -> Iterator[tuple[psutil.Process, str, Access]]:
     file = Path(folder) / "token"
     file.touch(0o600)
     file.write_text(token)
-    settings = {"token_file": str(file), "tls": None, "insecure": False, "listen": "127.0.0.1:0"}
+    settings = {"token_file": str(file), "tls": None, "insecure": False, "listen": "127.0.0.1:0", "own": ""}
     process, address = spawn_service("fastrt.cluster.head", settings, 30.0)
     try:
         yield psutil.Process(process.pid), address, Access(Identity.from_token(token))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,43 @@ from fastrt.net.grpc.streams import Access
 _SET = message_set("node")
 _REPORT_LEAST_S = 0.02  # between two reports; the head requests a longer time
 _AGAIN_S = 0.5  # before another attempt to connect
+_TAKEOVER_S = 3.0  # without the first head, before a standby is tried: a head that was killed is back before that
+_PROBE_S = 1.0  # between two attempts of a standby's node to reach the first head again
+_READY_S = 2.0  # for such an attempt
+
+
+class Heads:
+    """Chooses the head to connect to: the first one, and standbys while it cannot be reached.
+
+    Args:
+        first: the address of the first head.
+
+    Attributes:
+        standbys: addresses of the standby heads, the same and in the same order on all nodes.
+    """
+
+    def __init__(self, first: str) -> None:
+        self.first = first
+        self.standbys: list[str] = []
+        self._turn = 0
+        self._lost_at: float | None = None
+
+    def address(self) -> str:
+        """Return the address to connect to now."""
+        return [self.first, *self.standbys][self._turn]
+
+    def joined(self) -> None:
+        """Note that the present address answers. When its stream ends, the first head is tried again."""
+        self._turn, self._lost_at = 0, None if self._turn == 0 else self._lost_at
+
+    def failed(self, now: float, is_waiting: bool) -> None:
+        """Note that the present address does not answer; `is_waiting`: it is a standby that is not in charge.
+
+        A standby that is not in charge may be soon: the standbys after it must not be asked.
+        """
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        is_lost = now - self._lost_at >= _TAKEOVER_S and not is_waiting
+        self._turn = (self._turn + 1) % (1 + len(self.standbys)) if is_lost else 0
 
 
 class HeadLink:
@@ -41,7 +79,7 @@ class HeadLink:
     def __init__(
         self, head: str, access: Access, report: Any, reasons: Reasons, on_change: Callable[[Change], None]
     ) -> None:
-        self._head = head
+        self._heads = Heads(head)
         self._access = access
         self._report = report
         self._reasons = reasons
@@ -66,19 +104,58 @@ class HeadLink:
     async def stay_joined(self) -> None:
         """Join the head, and join it again whenever the stream to it has ended."""
         while True:
-            channel, call = streams.open_stream(self._head, self._access, _SET, JOIN)
+            address = self._heads.address()
+            channel, call = streams.open_stream(address, self._access, _SET, JOIN)
             stream = call()
+            reading = asyncio.create_task(self._read(stream, address))
+            until = [reading]
+            if address == self._report.standby:
+                until.append(asyncio.create_task(self._first_head_is_back()))
             reporting = asyncio.create_task(self._send_reports(stream))
             try:
-                async for view in stream:
-                    self.joined()
-                    self._on_change(self.members.apply(view))
+                await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
             except grpc.aio.AioRpcError as exc:
-                await self._on_no_head(exc)
+                if address == self._heads.first and exc.code() is not grpc.StatusCode.UNAVAILABLE:
+                    self._heads.joined()  # it answers
+                else:
+                    self._heads.failed(time.monotonic(), exc.code() is grpc.StatusCode.FAILED_PRECONDITION)
+                if address == self._heads.first:
+                    await self._on_no_head(exc)
             finally:
-                reporting.cancel()
+                for task in (*until, reporting):
+                    task.cancel()
                 await channel.close()
             await asyncio.sleep(_AGAIN_S)
+
+    async def _read(self, stream: Any, address: str) -> None:
+        """Apply the views of a stream until it ends."""
+        is_joined = False
+        async for view in stream:
+            if not is_joined:
+                is_joined = True
+                self.joined()
+                self._heads.joined()
+                if address != self._heads.first:
+                    self._reasons.report(address, f"the head at {self._heads.first} is lost: this node joins {address}")
+            self._on_change(self.members.apply(view))
+            if address == self._heads.first:
+                standbys = {report.standby: node for node, report in self.members.reports.items() if report.standby}
+                self._heads.standbys = sorted(standbys, key=lambda one: standbys[one])
+
+    async def _first_head_is_back(self) -> None:
+        """Wait until the first head can be reached again; its standby's node then ends the turn of the standby."""
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            channel, _ = streams.open_stream(self._heads.first, self._access, _SET, JOIN)
+            try:
+                await asyncio.wait_for(channel.channel_ready(), _READY_S)
+                return
+            except asyncio.TimeoutError:
+                continue
+            finally:
+                await channel.close()
 
     def joined(self) -> None:
         """Announce this process, unless it has done so."""
@@ -92,7 +169,7 @@ class HeadLink:
         Raises:
             FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
         """
-        head = self._head
+        head = self._heads.first
         if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise FastrtError(f"the head at {head}: {exc.details()}")
         why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()

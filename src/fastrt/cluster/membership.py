@@ -17,6 +17,10 @@ _RESOURCES_MAX = 1 << 14  # placement groups add some for each bundle
 _PARTS_MAX = 10**13  # 10^9, in parts of 1/10000
 
 
+def _addresses(report: Any) -> tuple[str, str, str]:
+    return report.address, report.native, report.standby
+
+
 def refused_report(report: Any, before: Any = None) -> str | None:
     """Return why a node's report is invalid; None when it is valid.
 
@@ -28,11 +32,13 @@ def refused_report(report: Any, before: Any = None) -> str | None:
         if _NODE.fullmatch(report.node) is None:
             return f"{report.node[:40]!r} is not a node id: expected 32 hexadecimal digits"
         before = None
-    if before is None or (report.address, report.native, report.name) != (before.address, before.native, before.name):
+    if before is None or _addresses(report) != _addresses(before) or report.name != before.name:
         if not is_address(report.address):
             return f"its address {report.address[:80]!r} is not HOST:PORT"
         if report.native and not is_address(report.native):
             return f"its address {report.native[:80]!r} for large values is not HOST:PORT"
+        if report.standby and not is_address(report.standby):
+            return f"its address {report.standby[:80]!r} of a standby head is not HOST:PORT"
         if len(report.name) > _NAME_MAX or not report.name.isprintable():
             return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
     if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:

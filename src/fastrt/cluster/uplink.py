@@ -120,6 +120,8 @@ class Uplink:
         )
         self._report.address = reachable(address, self._settings["head"])
         self._report.native = reachable(self._native.address, self._settings["head"])
+        if self._settings["standby"]:
+            self._report.standby = reachable(self._settings["standby"], self._settings["head"])
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
@@ -519,7 +521,8 @@ def main(argument: str) -> None:
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
             (whether it announces its address only once the head has answered), lineage_bytes, peer_idle_s (before an
-            unused stream to another node is closed), patience_s (the store's), token_file, tls, insecure.
+            unused stream to another node is closed), standby (address of this node's standby head, or ""), patience_s
+            (the store's), token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:

@@ -292,7 +292,7 @@ class Views:
 
 
 def _identity(report: Any) -> tuple[Any, ...]:
-    return report.address, report.native, report.name, report.workers, report.reads_output
+    return report.address, report.native, report.standby, report.name, report.workers, report.reads_output
 
 
 def _equal(one: Any, other: Any) -> bool:
