@@ -229,6 +229,18 @@ def test_nothing_is_sent_while_nothing_changes():
     assert cluster.nbytes == before
 
 
+def test_streams_that_come_and_go_or_change_their_minds_leave_nothing_behind():
+    cluster = Cluster(2)
+    for k in range(2000):
+        cluster.report(0, report(0, looking=k % 2 == 0))
+        cluster.report(10 + k, report(3))
+        cluster.run(0.1)
+        cluster.leave(10 + k)
+    lines = (cluster.views._looking, cluster.views._others)
+    assert all(len(line._heap) < 100 for line in lines)
+    assert len(cluster.views._left) < 3
+
+
 def test_bytes_grow_no_faster_than_the_nodes():
     spent = []
     for nodes in (100, 400):

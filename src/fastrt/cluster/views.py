@@ -28,6 +28,7 @@ _GATHER_S = 0.02  # joins and departures within this time are sent in one view
 _PACE_S = 0.01  # between two streams of a line that are served with load
 _REPORT_S = 0.1  # between two reports of one node
 _FULL, _LOAD, _LOAD_AND_TOTAL = range(3)  # forms of a row
+_ENTRIES_MIN = 64
 
 
 class Refused(NamedTuple):
@@ -74,28 +75,40 @@ class _Stream:
     is_busy: bool = False
 
 
+_Entry = tuple[float, int, _Stream]  # when the stream was served, its number, the stream
+
+
 @dataclass(eq=False)
 class _Line:
     """The streams that are served with load in turn, the one that was served longest ago first.
 
     A later service always brings a stream up to a later version. So if the first stream has nothing to receive, none
-    has. A stream that has moved to the other line, or was served by a view of the members, leaves an old entry.
+    has. A stream that has ended, is in the other line by now, or was served by a view of the members leaves an old
+    entry.
     """
 
     next_at: float = 0.0
-    _heap: list[tuple[float, int, _Stream]] = field(default_factory=list)
+    _heap: list[_Entry] = field(default_factory=list)
+    _most: int = _ENTRIES_MIN
 
     def add(self, stream: _Stream) -> None:
         heapq.heappush(self._heap, (stream.served_at, stream.number, stream))
+        if len(self._heap) > self._most:  # drop the old entries: their number has no other bound
+            self._heap = list({entry[1]: entry for entry in self._heap if self._is_present(entry)}.values())
+            heapq.heapify(self._heap)
+            self._most = 2 * len(self._heap) + _ENTRIES_MIN
 
     def first(self) -> _Stream | None:
         """Return the stream to be served next."""
         while self._heap:
-            served_at, _, stream = self._heap[0]
-            if stream.line is self and not stream.is_busy and served_at == stream.served_at:
-                return stream
+            if self._is_present(self._heap[0]):
+                return self._heap[0][2]
             heapq.heappop(self._heap)
         return None
+
+    def _is_present(self, entry: _Entry) -> bool:
+        served_at, _, stream = entry
+        return stream.line is self and not stream.is_busy and served_at == stream.served_at
 
 
 class Views:
