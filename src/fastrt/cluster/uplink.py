@@ -53,6 +53,7 @@ _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
+_TASKS_A_WORKER = 2  # beyond them, further nodes may begin the tasks earlier
 _CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
 _LOOKING_S = 2.0  # so long after that it is sent the load of the others more often
 _AGAIN_S = 0.5  # before another attempt to connect to a node
@@ -428,12 +429,20 @@ class Uplink:
         return excess
 
     def _helpers(self, wanted: int) -> list[Peer]:
-        """Return the peers that have room for tasks, most room first; connect to further ones if `wanted` is more."""
+        """Return the peers that have room for tasks, most room first.
+
+        Connect to further nodes if `wanted` tasks are more than that room, or than two for each worker with those that
+        the peers have.
+        """
         named = [self._peers.get(exchange.node) for exchange in self._exchanges if exchange.workers]
-        able = {peer.exchange: peer for peer in named if peer is not None and peer.room}
-        if sum(peer.room for peer in able.values()) < wanted:
-            self._call_helpers()
-        return sorted(able.values(), key=lambda peer: peer.room, reverse=True)
+        room_of = {peer.exchange: (peer.room, peer) for peer in named if peer is not None}
+        able = sorted((found for found in room_of.values() if found[0]), key=lambda found: found[0], reverse=True)
+        if wanted:
+            workers = sum(exchange.workers for exchange in self._exchanges)
+            forwarded = sum(exchange.ledger.forwarded for exchange in self._exchanges)
+            if sum(room for room, _ in able) < wanted or forwarded + wanted > _TASKS_A_WORKER * workers:
+                self._call_helpers()
+        return [peer for _, peer in able]
 
     def _call_helpers(self) -> None:
         """Begin to connect to a few more nodes with workers: those that have no queue, and most CPUs free."""
