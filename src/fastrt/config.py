@@ -61,6 +61,7 @@ class Config:
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
         keep_bytes: a task's result of at least this many bytes stays on the node of a cluster that made it, until
             another node reads it.
+        peer_idle_s: seconds after which the uplink closes a connection to another node that neither uses.
         runtime_dir: folder of the sockets, tokens and logs of sessions; rejected if another user could change it.
         spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
         store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait too;
@@ -85,6 +86,7 @@ class Config:
     resources: Mapping[str, float]
     lineage_bytes: int
     keep_bytes: int
+    peer_idle_s: float
     runtime_dir: Path
     spill_dir: Path
     store_patience_s: float
@@ -382,6 +384,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
     "keep_bytes": _Setting(_size_from(16 << 10), lambda: 100 << 10),
+    "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(
         _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
     ),

@@ -18,7 +18,8 @@ import grpc
 import psutil
 import pytest
 
-from fastrt.cluster.membership import JOIN, Membership
+from fastrt.cluster.head import Membership
+from fastrt.cluster.membership import JOIN
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.auth import read_token
 from fastrt.net.grpc.descriptors import message_set

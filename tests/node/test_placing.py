@@ -241,6 +241,29 @@ def test_order_for_a_node_that_is_lost_goes_to_another_at_once():
     assert here.decide() == [(1, "forward", "b")]
 
 
+def test_reports_that_have_changed_leave_the_others_as_they_were():
+    here = Here(view("a"), view("b"), cpu=0)
+    here.placing.see([view("a", free={"CPU": 0})], [])
+    here.submit(demand(2), 2)
+    assert here.decide() == [(1, "forward", "b")]
+    here.placing.see([view("c")], ["id-b"])
+    assert here.decide() == [(2, "forward", "c")]
+    assert set(here.placing.views) == {"id-a", "id-c"}
+    here.placing.see([view("a")], ["id-c"])
+    assert here.decide() == [(1, "forward", "a")]
+
+
+def test_node_looks_for_room_as_long_as_something_waits():
+    here = Here(cpu=1)
+    assert not here.placing.is_looking
+    here.submit(demand(1), 2)
+    here.decide()
+    assert here.placing.is_looking
+    here.moved(1, GONE)
+    here.decide()
+    assert not here.placing.is_looking
+
+
 def test_node_that_works_quickly_is_kept_supplied():
     here = Here(view("a", 1), cpu=0)
     here.submit(demand(), 1000)

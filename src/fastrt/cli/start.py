@@ -37,6 +37,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--address", help="HOST:PORT of the head to join.")
 @_option("--host", default="127.0.0.1", show_default=True, help="Host or IP at which other nodes reach it.")
 @_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="The head's port; 0 chooses a free one.")
+@_option("--standby", is_flag=True, help="Run a standby head at --port, which takes over when the head is lost.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 forwards all tasks to other nodes.")
 @_option("--resources", help='Other resources that tasks may request, as JSON: {"gpu": 1}.')
@@ -92,6 +93,8 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
         raise click.UsageError("Give the token either by --token or by --token-file.")
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
+    if given["standby"] and given["head"]:
+        raise click.UsageError("--standby is for another node than the head's.")
     for name in ("address", "scheduler"):
         if given[name] and not is_address(given[name]):
             raise click.UsageError(f"--{name} {given[name]!r} is no address; it must be HOST:PORT.")
@@ -140,6 +143,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         head=given["address"],
         listen=listen,
         host=given["host"],
+        standby=given["standby"],
         name=given["name"],
         token=given["token"] or "",
         token_file=given["token_file"],

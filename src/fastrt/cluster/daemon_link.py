@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import actors, admission
+from fastrt.cluster.views import Change
 from fastrt.node.admission import free_of
 from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
@@ -29,6 +31,9 @@ from fastrt.store.messages import (
     ReleaseObject,
     Resources,
 )
+
+_LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
+_ROWS_A_MESSAGE = 500  # a message to the daemon is at most 1 MiB of JSON
 
 
 class Orders:
@@ -57,7 +62,9 @@ class Orders:
         self._news = news
         self._others = others
         self._loop = asyncio.get_running_loop()
-        self._rows: list[NodeRow] = []
+        self._rows: dict[str, NodeRow] = {}
+        self._is_waiting = False
+        self._placed_at = -_LOOKING_S
         self._pending: dict[str, list[TaskKey | ActorKey]] = {}
         self._admitted = 0
         self._kept: dict[tuple[str, int], int] = {}  # what the daemon holds for other nodes: (node, objref) -> entry
@@ -65,16 +72,22 @@ class Orders:
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
-        daemon.send(ClusterNodes([], False))
+        daemon.send(ClusterNodes([], [], False, False))
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
-    def report_members(self, reports: Iterable[Any]) -> None:
-        """Send the members of the cluster to the daemon, if they have changed."""
-        rows = [NodeRow(report.node, report.name, dict(report.total), dict(report.free)) for report in reports]
-        rows.sort(key=lambda row: row.node)
-        if rows != self._rows:
-            self._rows = rows
-            self._daemon.send(ClusterNodes(rows, False))
+    def report_members(self, change: Change) -> None:
+        """Send the changed members of the cluster to the daemon, and those that have left."""
+        changed = [NodeRow(one.node, one.name, dict(one.total), dict(one.free)) for one in change.changed]
+        changed = [row for row in changed if self._rows.get(row.node) != row]
+        left = [node for node in change.left if self._rows.pop(node, None) is not None]
+        self._rows.update((row.node, row) for row in changed)
+        for k in range(0, max(len(changed), bool(left)), _ROWS_A_MESSAGE):
+            self._daemon.send(ClusterNodes(changed[k : k + _ROWS_A_MESSAGE], left if k == 0 else [], True, False))
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether something waits here that other nodes may have resources for, or was placed there just now."""
+        return self._is_waiting or time.monotonic() < self._placed_at + _LOOKING_S
 
     def wanted(self) -> list[str]:
         """Nodes for which there are orders."""
@@ -139,18 +152,22 @@ class Orders:
 
     def _on_message(self, message: Message | None) -> None:
         if message is None:  # a new daemon has started: send it everything
-            self._daemon.send(ClusterNodes(self._rows, True))
+            rows = list(self._rows.values())
+            for k in range(0, max(len(rows), 1), _ROWS_A_MESSAGE):
+                self._daemon.send(ClusterNodes(rows[k : k + _ROWS_A_MESSAGE], [], k > 0, k == 0))
             for node, there in self._held.items():
                 self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
             for (node, objref), entry in self._kept.items():
                 self._daemon.send(KeepObject(node, objref, entry))
         elif isinstance(message, Forward):
+            self._placed_at = time.monotonic()
             for task in message.tasks:
                 self._pending.setdefault(task.node, []).append(TaskKey(task.record, task.id))
             for actor in message.actors:
                 self._pending.setdefault(actor.node, []).append(ActorKey(actor.record, actor.id))
         elif isinstance(message, Resources):
             self.total, self.free, self._admitted = message.total, message.free, message.admitted
+            self._is_waiting = message.is_looking
             self.ready.set()
         elif type(message) in self._others:
             self._others[type(message)](message)

@@ -143,6 +143,11 @@ class HostedActors:
         """Release a hosted actor that has no more handles on the peer."""
         self._actors.pop(number, None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether this node hosts no actor of the peer."""
+        return not self._actors
+
     def report_ended(self) -> None:
         """Report the hosted actors whose processes have ended to the peer."""
         for number, hosted in list(self._actors.items()):

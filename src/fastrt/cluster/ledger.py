@@ -99,6 +99,11 @@ class Ledger:
         """Remove an accepted task: the peer has all its results, or its call was returned without one."""
         self.accepted -= not self._in.pop(number).is_call
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether neither node runs tasks or calls of the other."""
+        return not (self._out or self._in)
+
     def clear(self) -> None:
         """Forget all tasks, because the stream has ended."""
         self._out.clear()

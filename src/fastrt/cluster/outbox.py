@@ -55,6 +55,11 @@ class Outgoing:
         if data.nbytes <= PIECE_BYTES:
             then()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing waits to be sent."""
+        return not (self._small or self._large)
+
     def stir(self) -> None:
         """Send a frame even if it is empty, because every frame reports this node's load."""
         self._stirred = True

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.peer_stream import Exchange
+from fastrt.tasks.resources import CPU
 
 _FORWARDED_MAX = 4096
 _OUTPUT_MAX = 256
+_CALLS_MAX = 8  # connections that one node opens at a time, to find room for its tasks
 
 
 @dataclass
@@ -37,9 +41,14 @@ class Peer:
     output: deque[Any] = field(default_factory=lambda: deque(maxlen=_OUTPUT_MAX))
 
     @property
+    def is_open(self) -> bool:
+        """Return whether there is a stream to it that this node may use now."""
+        return self.exchange is not None and bool(self.exchange.node) and self.exchange.idle.is_open
+
+    @property
     def room(self) -> int:
         """Return how many more tasks should be forwarded to it now."""
-        if self.exchange is None or not self.exchange.node:
+        if self.exchange is None or not self.is_open:
             return 0
         most = int(self.target)
         return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.forwarded)
@@ -64,3 +73,16 @@ def nearest(client: Client, helpers: list[Peer], task: int) -> Peer:
     if not refs:
         return helpers[0]
     return max(helpers, key=lambda peer: peer.exchange.holds(refs) if peer.exchange is not None else 0)
+
+
+def to_call(node: str, peers: Collection[Peer]) -> list[Peer]:
+    """Return the peers that a node should connect to next because it needs room for tasks: those with most CPUs free.
+
+    In a cluster of more than a few nodes, a peer that has a queue is left out: it has no room either. Peers that are
+    equally free are in an order that differs from node to node.
+    """
+    most = _CALLS_MAX - sum(peer.calling for peer in peers)
+    known = [peer for peer in peers if peer.exchange is None and peer.report is not None and not peer.calling]
+    able = [peer for peer in known if peer.report.workers and (not peer.report.queued or len(peers) <= _CALLS_MAX)]
+    able.sort(key=lambda peer: (-peer.report.free.get(CPU, 0), crc32((node + peer.report.node).encode())))
+    return able[: max(0, most)]

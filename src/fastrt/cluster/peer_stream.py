@@ -18,6 +18,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import HostedActor, HostedActors
+from fastrt.cluster.idle import Idle
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
@@ -56,6 +57,7 @@ class Exchange:
         traffic: the values that cross the stream.
         out: the queue of messages to the peer.
         functions: the functions that the two nodes have sent each other.
+        idle: whether both sides agree to close the stream.
 
     Args:
         store: this process's attachment.
@@ -86,6 +88,7 @@ class Exchange:
         self.traffic = ValueTraffic(self, tables)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = self._peer_leaves = False
+        self.idle = Idle()
         self.remote_actors = RemoteActors(self, store)
         self.hosted_actors = HostedActors(self, store)
         self.flows = Flows(self, store)

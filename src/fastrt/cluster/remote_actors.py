@@ -266,6 +266,11 @@ class RemoteActors:
         remote.sent.add(self._exchange.describe(message, task, info, remote))
         self._exchange.out.add("call", message, len(data) + 128)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no actor of this node or the peer is called over the stream, and no search is open."""
+        return not (self._by_record or self._asked)
+
     # ---- names ----
 
     def ask(self, name: str) -> asyncio.Future[tuple[list[str], ObjectRef | None]]:

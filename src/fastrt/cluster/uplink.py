@@ -24,15 +24,17 @@ from fastrt._core.tasks import admission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.daemon_link import Orders
+from fastrt.cluster.head_link import HeadLink
+from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.load import Claims, LoadWatch
-from fastrt.cluster.membership import JOIN, refused_report
-from fastrt.cluster.peer import Peer, nearest
+from fastrt.cluster.peer import Peer, nearest, to_call
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.value_traffic import NodeTables
+from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import reachable
@@ -50,11 +52,12 @@ _Report = _SET.message("fastrt.node.Report")
 _Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
-_CALLING_TICK_S = 0.1  # on a node without workers, while another node that should run tasks is not connected
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
-_REPORT_S = 0.1  # between two reports to the head
-_AGAIN_S = 0.5  # before another attempt to connect to a node or to the head
+_TASKS_A_WORKER = 2  # beyond them, further nodes may begin the tasks earlier
+_CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
+_LOOKING_S = 2.0  # so long after that it is sent the load of the others more often
+_AGAIN_S = 0.5  # before another attempt to connect to a node
 _HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
 _OUTPUT_BYTES_MAX = 1 << 20  # queued for one node
@@ -84,21 +87,21 @@ class Uplink:
         self._native = open_native(store, access, settings["listen"])
         limits = (settings["lineage_bytes"], settings["keep_bytes"])
         self._tables = NodeTables(store, self._waiter, self._native, *limits)
-        self._members: set[str] | None = None  # as the head has last reported them
+        self._idle_s: float = settings["peer_idle_s"]
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
-        self._report_due = asyncio.Event()
+        self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
         self._claims = Claims(self._client, self._forward_all)
-        self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
+        self._head = HeadLink(settings["head"], access, self._report, self._reasons, self._on_change)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
             messages.ActorEnded: lambda message: self._news.set(),
@@ -123,14 +126,16 @@ class Uplink:
         )
         self._report.address = reachable(address, self._settings["head"])
         self._report.native = reachable(self._native.address, self._settings["head"])
+        if self._settings["standby"]:
+            self._report.standby = reachable(self._settings["standby"], self._settings["head"])
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
         streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
-        self._announce = partial(streams.announce, address)
+        self._head.announce = partial(streams.announce, address)
         if not self._settings["join_first"]:
-            self._on_joined()
+            self._head.joined()
         try:
             done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
             for one in done - {stopping}:
@@ -151,70 +156,29 @@ class Uplink:
 
     async def _stay_joined(self) -> None:
         await self._orders.ready.wait()  # a node must not be announced without its resources
-        while True:
-            channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
-            stream = call()
-            reporting = asyncio.create_task(self._report_to_head(stream))
-            try:
-                async for view in stream:
-                    self._on_view(view)
-            except grpc.aio.AioRpcError as exc:
-                await self._on_no_head(exc)
-            finally:
-                reporting.cancel()
-                await channel.close()
-            await asyncio.sleep(_AGAIN_S)
+        await self._head.stay_joined()
 
-    async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
-        """Report why the stream to the head has ended, once for each reason.
-
-        Raises:
-            FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
-        """
-        head = self._settings["head"]
-        if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            raise FastrtError(f"the head at {head}: {exc.details()}")
-        why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
-        if self._announce is None:
-            self._reasons.report(head, f"the head cannot be reached: {why}" if why else "")
-        elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
-            raise FastrtError(f"this node cannot join {head}: {why}")
-        else:
-            why = why or exc.details()
-            self._reasons.report(head, f"the head at {head} does not answer: {why}. This node waits for it")
-
-    async def _report_to_head(self, stream: Any) -> None:
-        while True:
-            self._report_due.clear()
-            await stream.write(self._report)
-            await asyncio.sleep(_REPORT_S)
-            await self._report_due.wait()
-
-    def _on_joined(self) -> None:
-        announce, self._announce = self._announce, None
-        if announce is not None:
-            announce()
-
-    def _on_view(self, view: Any) -> None:
-        self._on_joined()
-        members = {report.node: report for report in view.node if self._is_sound(report)}
-        there = {node: report for node, report in members.items() if node != self._node}
-        for node, report in there.items():
-            self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
-        self._members = set(members)
+    def _on_change(self, change: Change) -> None:
+        """Take the changes of the head's view."""
+        for report in change.changed:
+            if report.node != self._node:
+                self._peers.setdefault(report.node, Peer(report, bool(self._workers))).report = report
+        self._orders.report_members(change)
+        if change.left:
+            self._forget_peers()
         self._claim()
-        self._orders.report_members(members.values())
-        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
-            del self._peers[node]
         self._carry_out()
         self._news.set()
 
-    def _is_sound(self, report: Any) -> bool:
-        """Return whether a report is valid. The head has checked it, but this node does not rely on that."""
-        why = refused_report(report)
-        if why is not None:
-            self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
-        return why is None
+    def _forget_peers(self) -> None:
+        """Forget the nodes that have left, once they have no stream."""
+        there = self._head.members.reports
+        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
+            del self._peers[node]
+
+    def _look_elsewhere(self) -> None:
+        """Update whether the head should send this node the load of the others more often."""
+        self._head.look(self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S)
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
         """Hold the objects that an earlier uplink kept for other nodes, until they claim them."""
@@ -232,8 +196,9 @@ class Uplink:
 
     def _claim(self) -> None:
         """Connect to the nodes that keep values for this one, and give up those that have left."""
-        self._tables.remote.tend(self._members)
-        self._tables.kept.tend(self._members)
+        members = self._head.members.reports or None  # not known before the head has answered
+        self._tables.remote.tend(members)
+        self._tables.kept.tend(members)
         for node in self._tables.remote.absent():
             peer = self._peers.get(node)
             if peer is not None and peer.report is not None:
@@ -243,24 +208,31 @@ class Uplink:
 
     async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
         await self._orders.ready.wait()  # the objects that are kept for other nodes have come before
-        await self._exchange(requests, context.write)
+        await self._exchange(requests, context.write, None)
 
     async def _call(self, peer: Peer) -> None:
-        channel = None
+        channel, agreed = None, False
         try:
             channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
-            await self._exchange(stream, stream.write)
+            agreed = await self._exchange(stream, stream.write, stream.done_writing)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # connects again as long as the head lists the peer
             why = await self._reasons.find(peer.report.address) if peer.report is not None else None
             if why:
                 self._reasons.report(peer.report.address, f"this node cannot connect to node {peer.report.name}: {why}")
         finally:
-            peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
+            peer.calling, peer.call_at = False, time.monotonic() + (0.0 if agreed else _AGAIN_S)
             if channel is not None:
                 await channel.close()
 
-    async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
+    async def _exchange(self, frames: AsyncIterator[Any], write: Any, done_writing: Any) -> bool:
+        """Process a stream until it ends; return whether it ended because both sides agreed that it is idle.
+
+        Args:
+            frames: of the peer.
+            write: sends a frame.
+            done_writing: ends this side of the stream, and waits for the peer's end; None: the return does that.
+        """
         exchange = Exchange(self._store, self._waiter, self._tables)
         if exchange.traffic.values is not None:
             exchange.traffic.values.on_keep = lambda ref: self._orders.keep(exchange.node, ref)
@@ -277,6 +249,12 @@ class Uplink:
                 await exchange.traffic.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
+                if frame.idle and self._is_idle(exchange, frame.idle):
+                    exchange.out.close()
+                    await asyncio.wait([writing])
+                    if done_writing is None:
+                        break
+                    await done_writing()
         except grpc.aio.AioRpcError as exc:
             why = f"{exc.code().name}: {exc.details()}"
         except FastrtError as exc:
@@ -291,12 +269,23 @@ class Uplink:
             self._orders.lost(exchange.node)
             writing.cancel()
             self._news.set()
+        return not exchange.idle.is_open
+
+    def _is_idle(self, exchange: Exchange, word: int) -> bool:
+        """Take what the peer says about a stream that it does not use; return whether this side closes it now."""
+        was_agreed = exchange.idle.is_agreed
+        if exchange.idle.received(word, is_used(exchange), time.monotonic(), self._idle_s):
+            exchange.out.stir()
+        if exchange.idle.is_open:
+            self._carry_out()  # what waited for the peer's answer
+        return exchange.idle.is_agreed and not was_agreed
 
     async def _write(self, exchange: Exchange, write: Any) -> None:
         frame = exchange.first_frame(self._report)
         while frame is not None:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
             frame.short = exchange.traffic.arrivals.is_short
+            frame.idle = exchange.idle.next_word()
             await write(frame)
             frame = await exchange.out.next_frame()
 
@@ -323,6 +312,7 @@ class Uplink:
 
     def _on_orders(self) -> None:
         self._report_free()
+        self._look_elsewhere()
         self._carry_out()
 
     def _report_free(self) -> None:
@@ -332,7 +322,7 @@ class Uplink:
             for field, parts in ((self._report.total, total), (self._report.free, free)):
                 field.clear()
                 field.update(parts)
-            self._report_due.set()
+            self._head.changed()
 
     def _carry_out(self) -> None:
         """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
@@ -340,7 +330,7 @@ class Uplink:
             peer = self._peers.get(node)
             if peer is None:
                 self._orders.drop(node)
-            elif peer.exchange is not None and peer.exchange.node:
+            elif peer.exchange is not None and peer.is_open:
                 for key in self._orders.take(node):
                     if isinstance(key, ActorKey):
                         peer.exchange.remote_actors.host(key.record)
@@ -353,7 +343,7 @@ class Uplink:
 
     def _on_readers(self, message: messages.ReadsOutput) -> None:
         self._report.reads_output = message.on
-        self._report_due.set()
+        self._head.changed()
 
     def _on_output(self, message: messages.TaskOutput) -> None:
         """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
@@ -369,7 +359,7 @@ class Uplink:
         if peer.exchange is None:
             self._call_soon(peer)
             return
-        while peer.output and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
+        while peer.output and peer.is_open and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
             output = peer.output.popleft()
             peer.exchange.out.add("output", output, len(output.text))
 
@@ -378,18 +368,15 @@ class Uplink:
         self._daemon.send(messages.RemoteOutput(text, message.error, message.update))
 
     def _on_find(self, message: messages.SearchActor) -> None:
-        for peer in self._peers.values():
-            if peer.report is not None:
-                self._call_soon(peer)
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
 
     def _connected(self) -> tuple[list[Exchange], bool]:
-        """Return one stream for each connected node, and whether every member is connected."""
-        there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
-        known = [peer for peer in self._peers.values() if peer.report is not None]
-        return [peer.exchange for peer in there if peer.exchange is not None], all(
-            p.exchange is not None for p in known
-        )
+        """Return one stream for each connected node, and whether every member is connected; connect to the others."""
+        there = [peer.exchange for peer in self._peers.values() if peer.exchange is not None and peer.is_open]
+        missing = [peer for peer in self._peers.values() if peer.report is not None and not peer.is_open]
+        for peer in missing:
+            self._call_soon(peer)
+        return there, not missing
 
     # ---- forwarding ----
 
@@ -412,6 +399,8 @@ class Uplink:
                 self._tidy_s = min(2 * self._tidy_s, _TIDY_S if self._polls() else _QUIET_TIDY_S)
                 tidy_at = now + self._tidy_s
                 self._report_free()
+                self._look_elsewhere()
+                self._forget_peers()
                 self._carry_out()
                 self._finder.tidy()
                 self._claim()
@@ -420,6 +409,8 @@ class Uplink:
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | used)
+                    if exchange.node and exchange.idle.look(is_used(exchange), now, self._idle_s):
+                        exchange.out.stir()
             self._news.clear()
             self._tick = self._next_tick()
             try:
@@ -444,8 +435,7 @@ class Uplink:
         before, self._load = self._load, self._load_now()
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
-        missing = any(p.exchange is None and p.report is not None and p.report.workers for p in self._peers.values())
-        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else self._tidy_s)
+        return min(2 * self._tick, self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
         return (
@@ -465,24 +455,41 @@ class Uplink:
             self._report.queued,
         ):
             self._report.idle, self._report.queued = idle, queued
-            self._report_due.set()
+            self._head.changed()
             self._report_free()
         if not self._workers:
             self._forward_more()
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
-            if self._pressure.room and not exchange.reported_room:
+            if self._pressure.room and not exchange.reported_room and exchange.idle.is_open:
                 exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
 
-    def _helpers(self) -> list[Peer]:
-        """Return the peers that have room for tasks, most room first; begin to connect to those without a stream."""
-        for peer in self._peers.values():
-            if peer.report is not None and peer.report.workers:
+    def _helpers(self, wanted: int) -> list[Peer]:
+        """Return the peers that have room for tasks, most room first.
+
+        Connect to further nodes if `wanted` tasks are more than that room, or than two for each worker with those that
+        the peers have.
+        """
+        named = [self._peers.get(exchange.node) for exchange in self._exchanges if exchange.workers]
+        room_of = {peer.exchange: (peer.room, peer) for peer in named if peer is not None}
+        able = sorted((found for found in room_of.values() if found[0]), key=lambda found: found[0], reverse=True)
+        if wanted:
+            workers = sum(exchange.workers for exchange in self._exchanges)
+            forwarded = sum(exchange.ledger.forwarded for exchange in self._exchanges)
+            if sum(room for room, _ in able) < wanted or forwarded + wanted > _TASKS_A_WORKER * workers:
+                self._call_helpers()
+        return [peer for _, peer in able]
+
+    def _call_helpers(self) -> None:
+        """Begin to connect to a few more nodes with workers: those that have no queue, and most CPUs free."""
+        now = time.monotonic()
+        if now >= self._called_at + _CALLS_S:
+            self._called_at = now
+            self._look_elsewhere()
+            for peer in to_call(self._node, self._peers.values()):
                 self._call_soon(peer)
-        able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
-        return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
 
     def _call_soon(self, peer: Peer) -> None:
         """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
@@ -492,7 +499,7 @@ class Uplink:
 
     def _forward_claimed(self, most: int) -> None:
         """Claim up to `most` tasks and forward them."""
-        helpers = self._helpers()
+        helpers = self._helpers(most)
         kept = 0
         while helpers and most > 0 and kept < _KEPT_A_LOOK:
             task = core.next_task(self._client, 0.0, 0.0)
@@ -533,12 +540,13 @@ class Uplink:
         """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
         if self._workers:
             return
-        before, self._claims.room = self._claims.room, sum(peer.room for peer in self._helpers())
+        helpers = self._helpers(core.queued(self._client))
+        before, self._claims.room = self._claims.room, sum(peer.room for peer in helpers)
         if self._claims.room and not before:
             self._waiter.stir()
 
     def _forward_all(self, tasks: list[int]) -> None:
-        helpers = self._helpers()
+        helpers = self._helpers(len(tasks))
         for task in tasks:
             if not helpers:
                 self._give_back(task)  # the node that had room is gone: another one gets the task
@@ -559,8 +567,9 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, patience_s
-            (the store's), token_file, tls, insecure.
+            (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, peer_idle_s
+            (before an unused stream to another node is closed), standby (address of this node's standby head, or ""),
+            patience_s (the store's), token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:

@@ -191,7 +191,8 @@ class Admission:
         if mine:
             self.placing.name = mine[0].name
         self._reported = None if message.is_new_daemon else self._reported
-        self.placing.see([row for row in message.nodes if row.node != self.placing.node])
+        others = [row for row in message.nodes if row.node != self.placing.node]
+        self.placing.see(others, message.left if message.is_change else None)
         self.refresh()
 
     @property
@@ -479,7 +480,7 @@ class Admission:
                 record = ForwardedRecord(*pair_of(order.key), order.node)
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)
             link.post(Forward(tasks, others))
-        state = self._state()
+        state = *self._state(), self.placing.is_looking
         if (state, self.placing.total) != self._reported:
             self._reported = state, dict(self.placing.total)
             link.post(Resources(self.placing.total, *state))

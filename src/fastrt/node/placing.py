@@ -232,19 +232,32 @@ class Placing:
             self._leave(entry, WAITING)
             self._enter(entry, place)
 
-    def see(self, views: Iterable[NodeRow]) -> None:
-        """Replace the reports of the other nodes."""
-        self.views = {view.node: view for view in views}
+    def see(self, views: Iterable[NodeRow], left: Iterable[str] | None = None) -> None:
+        """Take reports of other nodes.
+
+        Args:
+            views: those of all other nodes, or of those whose reports have changed.
+            left: nodes that have left; the others are as before. None: there are only those in `views`.
+        """
+        changed = {view.node: view for view in views}
+        if left is None:
+            self.views = changed
+        else:
+            self.views.update(changed)
+            for node in left:
+                self.views.pop(node, None)
         self.changes += 1
         self.growth += 1
         for entry in self._placed.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
-        for view in self.views.values():
+        for view in changed.values():
             self._other_nodes.setdefault(view.node, _OtherNode()).see(view)
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views:
                 self.wait(entry.key, entry.demand, entry.since)
+        if left == []:
+            return
         used = {entry.node for entry in self._placed.values()}  # also by tasks that take no resources there
         for node in [node for node in self._other_nodes if node not in self.views and node not in used]:
             del self._other_nodes[node]
@@ -266,6 +279,11 @@ class Placing:
     def waiting(self) -> list[Key]:
         """Tasks that wait here; some may have ended meanwhile."""
         return [key for key, entry in self._entries.items() if entry.place == WAITING]
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether something waits that other nodes may have resources for; right after `decide`."""
+        return bool(self._lines or self.waiting_actors)
 
     def here(self) -> int:
         """How many tasks are admitted here."""

@@ -36,7 +36,12 @@ _TOKEN = "token"  # in the session's folder
 # gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
 # suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
 _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
-_MODULES = {"head": "fastrt.cluster.head", "uplink": "fastrt.cluster.uplink", "store": "fastrt.runtime.ray_bridge"}
+_MODULES = {
+    "head": "fastrt.cluster.head",
+    "standby": "fastrt.cluster.head",
+    "uplink": "fastrt.cluster.uplink",
+    "store": "fastrt.runtime.ray_bridge",
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,9 @@ class NodeOptions:
     Attributes:
         config: the session's settings.
         head: address of the cluster's head; None: this node is the head.
-        listen: `host:port` where the head serves, on the head; port 0 takes any free one.
+        listen: `host:port` where the head or the standby head of this node serves; port 0 takes any free one.
         host: where this node serves other nodes.
+        standby: whether it runs a standby head, which takes over when the head is lost.
         name: for people; default: the machine's name.
         token: the cluster's token itself; it goes into a file of the session.
         token_file: a file with it. Without both: a new token on the head, else the token of this user's head on this
@@ -68,6 +74,7 @@ class NodeOptions:
     head: str | None = None
     listen: str = "127.0.0.1:6465"
     host: str = "127.0.0.1"
+    standby: bool = False
     name: str = ""
     token: str = field(default="", repr=False)
     token_file: Path | None = None
@@ -86,8 +93,8 @@ class Node:
 
     Attributes:
         head: address of the cluster's head.
-        addresses: where its processes serve: "uplink"; on the head "head" and, if wanted, "scheduler" and
-            "coordinator"; with a scheduler "store".
+        addresses: where its processes serve: "uplink"; "standby" if wanted; on the head "head" and, if wanted,
+            "scheduler" and "coordinator"; with a scheduler "store".
         session: the name of its session.
         token_file: the file with the cluster's token.
 
@@ -109,6 +116,8 @@ class Node:
         if options.head is None:
             wanted = {"head": options.listen, "scheduler": options.scheduler, "coordinator": options.coordinator}
             self.addresses = {name: address for name, address in wanted.items() if address} | self.addresses
+        elif options.standby:
+            self.addresses = {"standby": options.listen} | self.addresses
         if options.scheduler is not None:
             self.addresses["store"] = join_address(options.host, 0)
         try:
@@ -183,18 +192,21 @@ class Node:
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
             # The first uplink waits for the head. A restarted one does not, or it would block a restart of the head.
             settings |= {"lineage_bytes": options.config.lineage_bytes, "keep_bytes": options.config.keep_bytes}
-            settings |= {"patience_s": options.config.store_patience_s}
+            settings |= {"peer_idle_s": options.config.peer_idle_s}
+            settings |= {"patience_s": options.config.store_patience_s, "standby": self.addresses.get("standby", "")}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         elif name == "store":
             scheduler = self.addresses.get("scheduler", options.scheduler)
             settings |= {"socket": self._runtime.socket_path, "scheduler": scheduler, "export": list(options.export)}
             settings |= {"workers": options.config.num_workers}
-        elif name != "head":
+        elif name in ("head", "standby"):
+            settings |= {"own": self.session if name == "standby" else ""}
+        else:
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
             settings |= {"accept_loss": options.accept_loss and name not in self._children}  # at the first start only
         module = _MODULES.get(name, "fastrt.runtime.side_services")
-        env = _TLS_1_3 if name in ("head", "uplink") else {}
+        env = _TLS_1_3 if name in ("head", "standby", "uplink") else {}
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
         self._children[name] = child
 

@@ -302,9 +302,14 @@ class Stop(Message):
 
 
 class ClusterNodes(Message):
-    """The nodes of the cluster; `is_new_daemon`: it must report its resources again."""
+    """The nodes of the cluster; with `is_change` those that have changed, and those that have left.
+
+    `is_new_daemon`: it must report its resources again.
+    """
 
     nodes: list[NodeRow]
+    left: list[str]
+    is_change: bool
     is_new_daemon: bool
 
 
@@ -387,11 +392,15 @@ class Forward(Message):
 
 
 class Resources(Message):
-    """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted."""
+    """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted.
+
+    `is_looking`: tasks, actors or bundles wait here for resources, which other nodes may have.
+    """
 
     total: Parts
     free: Parts
     admitted: U32
+    is_looking: bool
 
 
 class ReadsOutput(Message):

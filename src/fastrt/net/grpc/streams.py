@@ -97,7 +97,7 @@ async def serve(
         address: `host:port`; port 0 takes any free one.
         access: the cluster; other processes are refused by the TLS handshake.
         set_: descriptions of the services.
-        handlers: by full method name, `/package.Service/Method`.
+        handlers: by full method name, `/package.Service/Method`; they write messages, or serialised ones.
         stopping: once it is set, every stream ends in order. Stop the server only then: gRPC cancels the handlers that
             still run, and prints tracebacks at both ends.
         message_bytes_max: the largest request taken; -1 takes any.
@@ -113,9 +113,9 @@ async def serve(
     methods: dict[str, dict[str, Any]] = {}
     for path, handler in handlers.items():
         _, service, method = path.split("/")
-        request, response = set_.methods(service)[method]
+        request, _ = set_.methods(service)[method]
         methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(
-            _until(stopping, _proven(door, handler)), request.FromString, response.SerializeToString
+            _until(stopping, _proven(door, handler)), request.FromString, _wire
         )
     for service, table in methods.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
@@ -127,6 +127,12 @@ async def serve(
     door.open(port, tls=True)
     weakref.finalize(server, door.close)
     return server, with_port(address, port)
+
+
+def _wire(message: Any) -> bytes:
+    """Serialise a response; one that many streams receive is serialised already."""
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return data
 
 
 def _proven(door: Door, handler: Handler) -> Handler:
