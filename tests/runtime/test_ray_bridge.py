@@ -179,6 +179,23 @@ def test_store_refuses_a_caller_without_a_certificate(runtime):
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def test_worker_of_a_node_refuses_garbage_as_an_invalid_argument(runtime, client):
+    (bridge,) = [
+        p for p in psutil.Process(runtime.head.pid).children() if "runtime.ray_bridge" in " ".join(p.cmdline())
+    ]
+    answers = []
+    for port in {c.laddr.port for c in bridge.net_connections("tcp") if c.status == psutil.CONN_LISTEN}:
+        credentials, options = runtime.identity.channel_credentials(), runtime.identity.channel_options()
+        with open_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            for body in (b"\xff\xff", b"\x0a\x05x"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary("/WorkerService/InvokeCall")(body, timeout=PATIENCE_S)
+                answers.append((refused.value.code(), refused.value.details()))
+    invalid = [text for code, text in answers if code is grpc.StatusCode.INVALID_ARGUMENT]
+    assert len(invalid) == 2, answers
+    assert all("no valid InvokeCallRequest" in text for text in invalid)
+
+
 def test_module_without_functions_is_refused():
     with pytest.raises(fastrt.FastrtError, match="nothing_of_that_name"):
         exported(["nothing_of_that_name"])

@@ -24,6 +24,7 @@ from fastrt.transfer import obj
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
 
 BIG = 5 << 20
+FETCH = "/fastrt.transfer.Transfer/Fetch"
 Make = Callable[..., Any]
 
 
@@ -120,6 +121,15 @@ def test_chunks_that_are_no_messages_are_refused(site: Site, server: ObjStoreSer
         with refused("INVALID_ARGUMENT", "this is not an ObjChunk"):
             stub(iter(bodies), timeout=PATIENCE_S, metadata=call.metadata)
     assert server.table.coming() == 0
+
+
+@pytest.mark.parametrize("body", [b"\xff\xff", b"\x0a\x05x", b"\x08"])
+def test_requests_that_are_no_messages_are_refused(call: Caller, body: bytes) -> None:
+    for path in [f"/ObjStore/{name}" for name in SERVICE if name != "StreamObj"] + [FETCH]:
+        with refused("INVALID_ARGUMENT", ""):
+            call.channel.unary_unary(path)(body, timeout=PATIENCE_S, metadata=call.metadata)
+    with refused("INVALID_ARGUMENT", ""):
+        list(call.channel.unary_stream(MEASURE)(body, timeout=PATIENCE_S, metadata=call.metadata))
 
 
 @pytest.mark.parametrize("order", ["reversed", "doubled", "shuffled"])

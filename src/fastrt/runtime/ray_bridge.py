@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
+
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
@@ -83,7 +86,12 @@ class _Slot:
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
         """Take a call, and run it on a thread of the bridge."""
-        request = _REQUEST.FromString(body)
+        try:
+            request = _REQUEST.FromString(body)
+        except DecodeError:
+            words = f"the request's {len(body)} bytes are no valid InvokeCallRequest"
+            self._server.finish(call, grpc.StatusCode.INVALID_ARGUMENT.value[0], words)
+            return
         self._server.finish(call)
         self._bridge.submit(self, request.call)
 
