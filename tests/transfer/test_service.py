@@ -54,6 +54,11 @@ def cut(data: bytes, objref: int = 1, size: int = 100) -> list[tuple[int, int, b
     return [(objref, len(data), data[at : at + size]) for at in range(0, len(data), size)]
 
 
+def enveloped(text: str) -> list[bytes]:
+    """A text as one store of fastrt sends it to another."""
+    return [obj.envelope(5, False, len(text)), text.encode(), obj.TAIL]
+
+
 DATA = obj.to_bytes(["a value", list(range(200))])
 PICKLE = obj.to_bytes({1, 2, 3})
 
@@ -64,6 +69,19 @@ def test_streamed_object_is_there_as_a_value(site: Site, call: Caller, value: An
     call.stream(cut(obj.to_bytes(value), 7, size if size > 1 else max(1, len(obj.to_bytes(value)) // 50)))
     np.testing.assert_equal(site.get(7), value)
     assert call("ObjStoreInfo").objref == [7]
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_empty_chunks_are_taken(site: Site, call: Caller, at: int) -> None:
+    value = np.arange(2000.0)
+    for objref, data in ((7, obj.to_bytes([value, {5}])), (8, DATA), (9, b"".join(enveloped("x" * 5000)))):
+        chunks = cut(data, objref, 1000)
+        empty = (objref, len(data), b"")
+        call.stream([*chunks[:at], empty, empty, *chunks[at:]] if at >= 0 else [*chunks, empty])
+    np.testing.assert_equal(site.get(7), [value, {5}])
+    assert site.get(8) == ["a value", list(range(200))]
+    assert site.get(9) == "x" * 5000
+    assert site.table.read(9).kind == 5  # its bytes went straight into the arena
 
 
 @pytest.mark.parametrize("size", [20, 80, 1000])
@@ -79,13 +97,13 @@ BREACHES = {
     "one byte short": ([(1, len(DATA), DATA[:-1])], "INVALID_ARGUMENT", "ended after"),
     "too long": ([*cut(DATA), (1, len(DATA), b"x")], "OUT_OF_RANGE", "more than that were sent"),
     "too long at once": ([(1, 10, DATA)], "OUT_OF_RANGE", "more than that were sent"),
-    "nothing after the end": ([*cut(DATA), (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
-    "an empty chunk": ([cut(DATA)[0], (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
+    "nothing but empty chunks": ([(1, 10, b""), (1, 10, b"")], "INVALID_ARGUMENT", "ended after 0 of 10 bytes"),
+    "an empty chunk of another object": ([cut(DATA)[0], (2, len(DATA), b"")], "INVALID_ARGUMENT", "is in the stream"),
+    "another object behind an empty chunk": ([(2, len(DATA), b""), *cut(DATA)], "INVALID_ARGUMENT", "is in the stream"),
     "another object": ([cut(DATA)[0], (2, len(DATA), b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
     "another total": ([cut(DATA)[0], (1, 5000, b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
     "no bytes in all": ([(1, 0, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total of zero": ([(1, 0, b"abc")], "INVALID_ARGUMENT", "an Obj has at least two"),
-    "no first bytes": ([(1, 10, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total beyond the store": ([(1, 1 << 40, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
     "a total beyond everything": ([(1, (1 << 64) - 1, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
     "no message": (cut(b"\xff" * 300), "INVALID_ARGUMENT", "are not an Obj"),
@@ -130,6 +148,13 @@ def test_requests_that_are_no_messages_are_refused(call: Caller, body: bytes) ->
             call.channel.unary_unary(path)(body, timeout=PATIENCE_S, metadata=call.metadata)
     with refused("INVALID_ARGUMENT", ""):
         list(call.channel.unary_stream(MEASURE)(body, timeout=PATIENCE_S, metadata=call.metadata))
+
+
+@pytest.mark.parametrize("address", ["", "garbage", "a:b", "127.0.0.1:99999", "x" * 5000])
+def test_delivery_to_no_address_is_refused(site: Site, call: Caller, address: str) -> None:
+    site.put(1, "value")
+    with refused("INVALID_ARGUMENT", "objstore_address"):
+        call("DeliverObj", objstore_address=address, objref=1)
 
 
 @pytest.mark.parametrize("order", ["reversed", "doubled", "shuffled"])

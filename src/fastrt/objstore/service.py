@@ -24,7 +24,7 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.transfer import chunk
 from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.net.address import check_bind, reachable, split_address, with_port
+from fastrt.net.address import check_bind, is_address, reachable, split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles, refused_token
 from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.net.grpc.contract import Metadata, Stream
@@ -54,6 +54,7 @@ _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECO
 _THREADS = 8
 _READY_S = 30.0
 _KEPT_BYTES = 128 << 20
+_TARGET_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")  # of gRPC's other names of servers
 
 
 class ObjStoreServer:
@@ -220,6 +221,9 @@ class ObjStoreServer:
             else:
                 self._done(call)
 
+        address = request.objstore_address
+        if not (is_address(address) or address.startswith(_TARGET_SCHEMES)):
+            raise ValueError(f"objstore_address is {address[:40]!r}; it must be host:port")
         if self.table.find(request.objref) is None:
             raise NotFoundError(f"object {request.objref:#x} is not in this store, so it cannot be delivered")
         self._deliveries.submit(work)
