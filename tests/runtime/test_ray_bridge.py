@@ -136,8 +136,12 @@ def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_
     assert fetch(runtime, wait_until, results[0]).int_data.data == 50
     assert [one.int_data.data for one in fetch(runtime, wait_until, results[1]).list_data.elem] == [49, 1]
     (failed,) = submit(client, "fail")
-    with pytest.raises(ValueError, match="as it should"):
-        obj.from_obj(fetch(runtime, wait_until, failed), True)
+    error = fetch(runtime, wait_until, failed)
+    said = {one.key.string_data.data: one.value.string_data.data for one in error.dict_data.elem}
+    assert (said[b"type"], said[b"text"]) == (b"ValueError", b"as it should")
+    assert b'exported_work.py", line ' in said[b"traceback"]
+    with pytest.raises(obj.ForeignError, match="ValueError: as it should"):
+        obj.from_obj(error, False)
     wait_until(lambda: list(client.info().reference_count)[first] == 1, "only the caller counts it")
     client.decrement([first, *results, failed])
     wait_until(lambda: not any(runtime.look(store).objref for store in runtime.stores), "the stores let go")

@@ -19,6 +19,7 @@ from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher
 from fastrt.objstore.service import MEASURE, ObjStoreServer, ReadyReporter
+from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
 
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
@@ -252,8 +253,6 @@ def test_delivery_without_a_native_stream_keeps_the_bytes(
 
 
 def test_error_is_delivered_as_an_error(make_site: Make, closing: Make, caller: Make) -> None:
-    from fastrt.store.serialize import serialize
-
     here, there = make_site(), make_site()
     server, other = closing(here.serve(native=False)), closing(there.serve())
     here.table.add(1, here.store.put_serialized(serialize(ZeroDivisionError("there")), error=True))
@@ -261,49 +260,6 @@ def test_error_is_delivered_as_an_error(make_site: Make, closing: Make, caller: 
     call("DeliverObj", objstore_address=other.address, objref=1)
     with pytest.raises(ZeroDivisionError, match="there"):
         there.get(1)
-    [value] = call("ObjStoreInfo", objref=[1]).obj
-    with pytest.raises(ZeroDivisionError, match="there"):
-        pickle.loads(value.pyobj_data.data)
-
-
-class ForeignStore:
-    """Early Ray's store as others might write it: it knows nothing of fastrt's own service."""
-
-    def __init__(self) -> None:
-        self.objects: dict[int, bytes] = {}
-        request, reply = SERVICE["StreamObj"]
-
-        def stream(chunks: Any, context: Any) -> Any:
-            for one in chunks:
-                self.objects[one.objref] = self.objects.get(one.objref, b"") + one.data
-            return reply()
-
-        handler = grpc.stream_unary_rpc_method_handler(stream, request.FromString, reply.SerializeToString)
-        self._pool = futures.ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool)
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("ObjStore", {"StreamObj": handler})]
-        )
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(0).wait(PATIENCE_S)
-        self._pool.shutdown()
-
-
-@pytest.mark.parametrize(
-    "value", ["text", -5, [1, {"k": (None, True)}], np.arange(300_000.0), np.arange(4, dtype="i2")]
-)
-def test_delivery_to_a_foreign_store_is_an_obj_that_it_can_read(
-    site: Site, call: Caller, closing: Make, value: Any
-) -> None:
-    foreign = closing(ForeignStore())
-    site.put(5, value)
-    call("DeliverObj", objstore_address=foreign.address, objref=5)
-    message = obj.Obj.FromString(foreign.objects[5])
-    assert not message.HasField("pyobj_data")
-    np.testing.assert_equal(obj.from_obj(message, False), value)
 
 
 # ---- aliases, deallocation, information ----

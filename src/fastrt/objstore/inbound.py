@@ -2,7 +2,8 @@
 
 The first chunk announces the object's name and size. With the first data, memory for the whole object is allocated,
 and each chunk's data are written straight into it; a chunk without data may come at any time. An envelope of another
-fastrt store (`obj.envelope`) becomes an object of the arena unchanged; any other `Obj` is collected in the arena, parsed when it is complete, and stored as a value.
+fastrt store (`obj.envelope`) becomes an object of the arena unchanged; any other `Obj` is collected in the arena,
+parsed when it is complete, and stored as a value.
 
 Source: StreamObj of early Ray's object store: chunks in order, all of one objref and one totalsize, which is their sum.
 """
@@ -153,7 +154,7 @@ class Inbound:
                 receipt.received = receipt.total
                 receipt.seal()
             else:
-                receipt.put(self._value())
+                self._put(receipt)
         except FastrtError as exc:
             raise self._refusal(exc) from exc
         return receipt.objref
@@ -198,10 +199,16 @@ class Inbound:
         if len(data) > max(room, 0):
             self._tail += bytes(data[max(room, 0) :])
 
-    def _value(self) -> object:
+    def _put(self, receipt: Receipt) -> None:
+        """Store the value of the received `Obj`, or the error that it describes."""
         assert self._view is not None
         data, self._view = bytes(self._view), None  # protobuf reads from bytes only
-        return obj.from_bytes(data, self._trusted, self._table.resolve)
+        try:
+            value = obj.from_bytes(data, self._trusted, self._table.resolve)
+        except obj.ForeignError as exc:
+            receipt.put(exc.with_traceback(None), True)
+        else:
+            receipt.put(value)
 
     def _refusal(self, exc: FastrtError) -> Refused:
         for kind, code in (

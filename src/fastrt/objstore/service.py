@@ -257,13 +257,9 @@ class ObjStoreServer:
         for objref in objrefs:
             sealed = self.table.read(objref)
             left -= len(sealed.pin)
-            ref = self.table.find(objref)
-            if left < 0 or ref is None:
+            if left < 0:
                 raise Refused(_Code.RESOURCE_EXHAUSTED, f"these objects have more than {_INFO_BYTES_MAX} bytes in all")
-            if sealed.is_error:
-                values.append(obj.Obj.FromString(b"".join(self._pusher.parts(objref, sealed, True))))
-            else:
-                values.append(obj.to_obj(self.table.store.load(ref), self.table.name_of))
+            values.append(obj.Obj.FromString(b"".join(self._pusher.parts(objref, sealed, False))))
         return values
 
     def _fetch(self, call: int, request: Any) -> None:

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fastrt.config import Config
-from fastrt.errors import FastrtError
+from fastrt.errors import FastrtError, TaskError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import join_address, reachable, split_address
 from fastrt.net.grpc import streams
@@ -222,7 +222,8 @@ class Bridge:
             except SchedulerError:
                 raise
             except Exception as exc:  # of the function or of its arguments
-                results = [self._store.put_serialized(serialize(exc), error=True) for _ in call.result]
+                failed = serialize(TaskError.wrap(exc, task_name=call.name))
+                results = [self._store.put_serialized(failed, error=True) for _ in call.result]
             for objref, ref in zip(call.result, results, strict=True):
                 self._store.wait([ref], 1, None)
                 try:
