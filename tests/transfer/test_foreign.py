@@ -1,4 +1,4 @@
-"""Stores and clients that are not fastrt's: they know early Ray's messages alone, and fastrt's own calls by their protos."""
+"""Stores and clients that are not fastrt's: they know early Ray's messages, and fastrt's own calls by their protos."""
 
 from collections.abc import Callable
 from concurrent import futures
