@@ -1,8 +1,9 @@
 """The scheduler's outgoing calls to workers and stores, on an event loop in a separate thread.
 
 Aliases and deallocations are sent to a store one after the other, in the order given; deliveries run concurrently, with
-a limit per store. Failures are reported as facts. A peer that cannot be reached for `lost_after_s` is lost, which is
-reported at most once; its connection is watched from its registration on, also while it is idle.
+a limit per store. Failures are reported as facts. A peer that cannot be reached for `lost_after_s` is lost, and at once
+if its connection ends and its port is closed: its process has ended. A loss is reported at most once; the connection is
+watched from the peer's registration on, also while it is idle.
 
 Source: `WorkerService` and `ObjStore` of protos/ray.
 """
@@ -10,6 +11,7 @@ Source: `WorkerService` and `ObjStore` of protos/ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,6 +25,7 @@ from fastrt.net.grpc.channel import bearer, open_aio_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Event
+from fastrt.scheduler.liveness import is_closed
 from fastrt.scheduler.wire import invoke_request
 
 _log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ _SET = message_set("ray")
 _STORE = _SET.methods("ObjStore")
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _AGAIN_S = 0.1
+_PROBE_S = 0.5  # between two looks at a peer whose connection is broken
 
 
 @dataclass(frozen=True)
@@ -187,18 +191,25 @@ class Outgoing:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _watch(self, peer: _Peer) -> None:
-        """Watch whether the peer can be reached; report it lost after `lost_after_s`."""
+        """Watch whether the peer can be reached; report it lost after `lost_after_s`, or when its port is closed."""
         ready = grpc.ChannelConnectivity.READY
-        while True:
-            if peer.channel.get_state(try_to_connect=True) is ready:
-                await peer.channel.wait_for_state_change(ready)
-                continue
-            try:
-                await asyncio.wait_for(peer.channel.channel_ready(), self._options.lost_after_s)
-            except asyncio.TimeoutError:
-                _log.warning("%s cannot be reached for %g s: lost", peer.address, self._options.lost_after_s)
-                self._report(peer.lost)
-                return
+        connected = False
+        while await self._is_reached(peer, connected):
+            connected = True
+            await peer.channel.wait_for_state_change(ready)
+        _log.warning("%s cannot be reached: lost", peer.address)
+        self._report(peer.lost)
+
+    async def _is_reached(self, peer: _Peer, connected: bool) -> bool:
+        """Wait for a connection to a peer; False when it is lost: too late, or its port is closed that was open."""
+        until = self._loop.time() + self._options.lost_after_s
+        while (state := peer.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            left_s = until - self._loop.time()
+            if left_s <= 0 or (connected and await is_closed(peer.address)):
+                return False
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(peer.channel.wait_for_state_change(state), min(left_s, _PROBE_S))
+        return True
 
     async def _carry_out(self, peer: _Peer) -> None:
         """Send a store's aliases and deallocations, one after the other."""
