@@ -207,6 +207,14 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             self._loop_now().call_soon_threadsafe(self._resolve, answered, (code, message, body, trailing))
         return True
 
+    def peer(self, call: int) -> object:
+        """The name of the connection of a call that is not answered yet."""
+        return self._pending[call].caller.peer
+
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its name."""
+        return self._door.is_open(peer)
+
     def pending_count(self) -> int:
         """Number of calls that wait for an answer."""
         return len(self._pending)

@@ -77,5 +77,11 @@ class Server(Protocol):
     def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
         """Answer a call, from any thread; False when its caller has gone, or it was answered before."""
 
+    def peer(self, call: int) -> object:
+        """The name of the connection of a call that is not answered yet."""
+
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its name; one of a Unix socket counts as open. Looks at all descriptors."""
+
     def pending_count(self) -> int:
         """Number of calls that wait for an answer."""
