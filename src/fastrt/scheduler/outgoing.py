@@ -129,6 +129,10 @@ class Outgoing:
         request = _STORE["DeallocateObject"][0](canonical_objref=order.canonical)
         self._loop.call_soon_threadsafe(self._order, order.store, number, "DeallocateObject", request)
 
+    def after(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Call a function on this object's thread after a while, unless it stops before."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, work)
+
     def stop(self) -> None:
         """Cancel all calls, and end the thread."""
         if self._thread.is_alive():

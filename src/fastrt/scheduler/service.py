@@ -29,15 +29,19 @@ from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
+from fastrt.scheduler.holdings import Holdings
 from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
 from fastrt.scheduler.state import SchedulerState, Settings
-from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_request
+from fastrt.scheduler.wire import CLASSES, MESSAGE_BYTES_MAX, METHODS, REFS_MAX, SERVICE, parse_request
 
 _log = logging.getLogger(__name__)
 
 _OK = 0
 _FULL_RETRY_S = 0.2
+_LOOK_S, _LOOK_S_MAX = 0.1, 5.0  # the first and the longest time between two looks at the connections of lost peers
+_OWN_CALL = 0  # the number of a request that the scheduler makes itself; no caller's call has it
+_DECREMENT = f"/{SERVICE}/DecrementRefCount"
 _REQUEST_BYTES = 4096  # the most that a request adds to the log beside twice its bytes
 # Messages travel in HTTP/2 headers; clients accept 8 KiB of those.
 _MESSAGE_CHARS_MAX = 3000
@@ -123,6 +127,9 @@ class Scheduler:
         self._on_request_failed = on_request_failed
         self._outgoing: Outgoing | None = None
         self._paths: dict[int, str] = {}
+        self._holdings = Holdings()
+        self._is_watching = False  # a look at the connections of lost peers is due
+        self._look_s = _LOOK_S
         self._effects: list[
             tuple[Effect, Event, int]
         ] = []  # effects that wait for the write, with the numbers of orders
@@ -236,6 +243,11 @@ class Scheduler:
         effects = self._state.handle(event)
         log = self._log
         refused = bool(effects) and isinstance(effects[0], Answer) and isinstance(effects[0].value, Failure)
+        if not refused:
+            asked = event.call if isinstance(event, ev.Call) else 0
+            connection = self._server.peer(asked) if asked else None
+            self._holdings.note(event, effects, connection, self._state.tasks)
+            self._watch_leaving()
         if log is not None and not refused and (wire is None or METHODS[wire[0]].changes):
             log.keep(event, wire, effects)
         for effect in effects:
@@ -243,6 +255,32 @@ class Scheduler:
             if log is not None and isinstance(effect, ev.NotifyAlias | ev.DeallocateObject):
                 number = log.order(effect)
             self._effects.append((effect, event, number))
+
+    def _watch_leaving(self) -> None:
+        """Look again soon at the connections of peers that are lost, unless that is due already."""
+        if self._holdings.is_waiting() and not self._is_watching and self._outgoing is not None:
+            self._is_watching = True
+            self._outgoing.after(self._look_s, self._return_counts)
+            self._look_s = min(2 * self._look_s, _LOOK_S_MAX)
+
+    def _return_counts(self) -> None:
+        """Drop the counts that dead peers held."""
+        with self._lock:
+            self._is_watching = False
+            for counts in self._holdings.dead(self._server.is_open):
+                refs = self._state.objects.refs
+                alive = {ref: min(count, refs.count(ref)) for ref, count in counts.items() if refs.is_alive(ref)}
+                held = [ref for ref, count in alive.items() for _ in range(count)]
+                _log.info("a peer that is gone gives back %d counts", len(held))
+                for at in range(0, len(held), REFS_MAX):
+                    batch = held[at : at + REFS_MAX]
+                    body = CLASSES["DecrementRefCount"][0](objref=batch).SerializeToString()
+                    self._paths[_OWN_CALL] = _DECREMENT
+                    self._handle(ev.DecrementRefs(_OWN_CALL, batch), (_DECREMENT, body))
+                    self._settle()
+            if not self._holdings.is_waiting():
+                self._look_s = _LOOK_S
+            self._watch_leaving()
 
     def _has_room(self, log: EventLog, body_bytes: int) -> bool:
         """Whether a request and the records of its effects can be kept."""
