@@ -30,6 +30,7 @@ _SET = message_set("ray")
 SERVICE = "Scheduler"
 CLASSES = _SET.methods(SERVICE)
 _Call = _SET.message("Call")
+_InfoMark = message_set("transfer").message("fastrt.transfer.SchedulerInfoMark")
 _ACK = b""
 
 Parse = Callable[[Any, int], Event]
@@ -160,7 +161,10 @@ def _info(info: ev.Info) -> bytes:
     reply.avail_worker.extend(info.idle_workers)
     reply.target_objref.extend(info.targets)
     reply.reference_count.extend(info.counts)
-    return bytes(reply.SerializeToString())
+    mark = _InfoMark(first_objref=info.first)
+    for ref, count, target in info.older:
+        mark.older.add(objref=ref, count=count, target=target)
+    return bytes(reply.SerializeToString() + mark.SerializeToString())
 
 
 _REPLIES = {name: reply for name, (_, reply) in CLASSES.items()}

@@ -398,7 +398,7 @@ cdef class RefTable:
         return ref_at(self, ref).count
 
     def counts(self, uint64_t first=0):
-        """Copy the counts from reference `first` on as array('Q'); `FREED` where deallocated. Holds are not included."""
+        """Copy the counts from reference `first` on as array('Q'); `FREED` where deallocated. They include no holds."""
         cdef uint64_t r
         enter(self)
         first = min(first, self.length)
@@ -478,7 +478,7 @@ cdef class RefTable:
         return self.blocks[block] != FORGOTTEN
 
     cdef int forget(self) noexcept:
-        """Free the blocks whose references are all dead. Under the lock: a batch without the GIL reads dead ones, too."""
+        """Free the blocks whose references are all dead. Under the lock: a batch without the GIL reads dead ones too."""
         cdef uint64_t block
         enter(self)
         self.has_dead_block = False
