@@ -118,3 +118,50 @@ def test_delivery_to_a_foreign_store_is_an_obj_that_it_can_read(
     assert type(found) is type(value)
     (looked,) = call("ObjStoreInfo", objref=[5]).obj if len(foreign.objects[5]) < 4 << 20 else (message,)
     assert looked == message
+
+
+# ---- clients without a server ----
+
+TRANSFER = message_set("transfer").methods("fastrt.transfer.Transfer")
+
+
+def read(call: Caller, objref: int) -> Any:
+    request, reply = TRANSFER["Read"]
+    method = call.channel.unary_stream("/fastrt.transfer.Transfer/Read", request.SerializeToString, reply.FromString)
+    return method(request(objref=objref), timeout=PATIENCE_S, metadata=call.metadata)
+
+
+@pytest.mark.parametrize("value", [7, b"b" * BIG, np.arange(BIG / 8), [np.arange(300_000), "x"]], ids=lambda v: type(v))
+def test_client_reads_an_object_of_any_size_in_chunks(site: Site, call: Caller, value: Any) -> None:
+    site.put(5, value)
+    found = list(read(call, 5))
+    data = b"".join(one.data for one in found)
+    assert {(one.objref, one.totalsize) for one in found} == {(5, len(data))}
+    assert max(len(one.data) for one in found) <= 1 << 20
+    np.testing.assert_equal(obj.from_bytes(data, False), value)
+
+
+def test_client_that_reads_slowly_is_sent_no_more_than_it_takes(
+    site: Site, server: ObjStoreServer, call: Caller
+) -> None:
+    site.put(5, np.zeros(BIG // 2))
+    slow = read(call, 5)
+    first = next(slow)
+    (stream,) = server._server._open_streams
+    assert len(stream._outgoing) <= 1
+    assert len(first.data) + sum(len(one.data) for one in slow) == first.totalsize
+
+
+def test_client_that_leaves_midway_leaves_no_pin(site: Site, call: Caller) -> None:
+    site.put(5, np.zeros(BIG // 2))
+    begun = read(call, 5)
+    next(begun)
+    begun.cancel()
+    call("DeallocateObject", canonical_objref=5)
+    site.wait_until_empty()
+
+
+def test_client_that_reads_what_is_not_here_is_told(call: Caller) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        list(read(call, 5))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND

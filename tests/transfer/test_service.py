@@ -18,7 +18,7 @@ from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher
-from fastrt.objstore.service import MEASURE, ObjStoreServer, ReadyReporter
+from fastrt.objstore.service import MEASURE, READ, ObjStoreServer, ReadyReporter
 from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
 
@@ -149,6 +149,8 @@ def test_requests_that_are_no_messages_are_refused(call: Caller, body: bytes) ->
             call.channel.unary_unary(path)(body, timeout=PATIENCE_S, metadata=call.metadata)
     with refused("INVALID_ARGUMENT", ""):
         list(call.channel.unary_stream(MEASURE)(body, timeout=PATIENCE_S, metadata=call.metadata))
+    with refused("INVALID_ARGUMENT", ""):
+        list(call.channel.unary_stream(READ)(body, timeout=PATIENCE_S, metadata=call.metadata))
 
 
 @pytest.mark.parametrize("address", ["", "garbage", "a:b", "127.0.0.1:99999", "x" * 5000])

@@ -33,7 +33,8 @@ from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.objstore.inbound import Inbound, Refused
-from fastrt.objstore.push import Pusher
+from fastrt.objstore.push import Pusher, chunks
+from fastrt.objstore.read import Reading
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -47,6 +48,7 @@ _log = logging.getLogger(__name__)
 _Code = grpc.StatusCode
 _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
+READ = "/fastrt.transfer.Transfer/Read"
 MEASURE = "/fastrt.transfer.Transfer/Measure"
 _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 4 MiB by default
@@ -143,7 +145,12 @@ class ObjStoreServer:
         self._server = open_server(
             self,
             [*self._handlers, CHECK_PATH],
-            {_STREAM: self._on_stream, MEASURE: self._on_measure, **self._standard.streams},
+            {
+                _STREAM: self._on_stream,
+                MEASURE: self._on_measure,
+                READ: self._on_read,
+                **self._standard.streams,
+            },
             _MESSAGE_BYTES_MAX,
             self._authorize,
             BULK_OPTIONS,
@@ -333,6 +340,33 @@ class ObjStoreServer:
                 self.table.drop(objref)
 
         stream.receiver, stream.on_closed = receive, closed
+
+    # ---- Read ----
+
+    def _on_read(self, stream: Stream) -> None:
+        """Send an object to a client that has no server, a chunk at a time."""
+
+        def receive(body: bytes | None) -> None:
+            if body is None:
+                return
+            stream.receiver = lambda more: None  # one request
+            try:
+                objref = message_set("transfer").message("fastrt.transfer.ReadRequest").FromString(body).objref
+            except DecodeError as exc:
+                stream.finish(_Code.INVALID_ARGUMENT.value[0], str(exc))
+            else:
+                self._receptions.submit(self._read, stream, reading, objref)
+
+        reading = Reading(stream)
+        stream.receiver = receive
+
+    def _read(self, stream: Stream, reading: Reading, objref: int) -> None:
+        try:
+            sealed = self.table.read(objref)
+            reading.begin(chunks(objref, self._pusher.parts(objref, sealed, False)))
+        except Exception as exc:  # any error is the answer to the caller
+            code, message = _status_of(exc)
+            stream.finish(code.value[0], message)
 
     # ---- StreamObj ----
 

@@ -478,7 +478,7 @@ cdef class RefTable:
         return self.blocks[block] != FORGOTTEN
 
     cdef int forget(self) noexcept:
-        """Free the blocks whose references are all dead. Under the lock: a batch without the GIL reads dead ones too."""
+        """Free the blocks whose references are all dead. Under the lock: a batch without the GIL may read them."""
         cdef uint64_t block
         enter(self)
         self.has_dead_block = False

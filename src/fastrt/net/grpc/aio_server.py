@@ -46,6 +46,7 @@ class AioStream:
         self._held = False
         self._resumed = asyncio.Event()
         self.receiver: Callable[[bytes | None], None] = lambda body: None
+        self.on_sent: Callable[[], None] = lambda: None
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
@@ -83,6 +84,7 @@ class AioStream:
                     await context.write(item)
                     self._unread -= len(item)
                     self._resumed.set()
+                    self.on_sent()
                 elif item[0] == 0:
                     return
                 else:

@@ -40,9 +40,13 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One streaming call. Its receiver gets every message, and None when the caller sends no more."""
+    """One streaming call. Its receiver gets every message, and None when the caller sends no more.
+
+    `on_sent` is called on the server's thread after each message that the connection has taken.
+    """
 
     receiver: Callable[[bytes | None], None]
+    on_sent: Callable[[], None]
     on_closed: Callable[[], None]
 
     def send(self, body: bytes) -> None:

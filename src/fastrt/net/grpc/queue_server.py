@@ -82,6 +82,7 @@ class QueueStream:
         self._inside = False  # the receiver runs
         self._held = False
         self.receiver: Callable[[bytes | None], None] = lambda body: None
+        self.on_sent: Callable[[], None] = lambda: None
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
@@ -147,6 +148,9 @@ class QueueStream:
                 self._done = True
             self._push()
             self._take()
+            done = self._done
+        if not done:
+            self.on_sent()
 
     def _read(self, event: Any) -> None:
         body = event.batch_operations[0].message() if event.success else None
