@@ -147,6 +147,27 @@ def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_
     wait_until(lambda: not any(runtime.look(store).objref for store in runtime.stores), "the stores let go")
 
 
+def test_client_without_a_server_waits_for_results_and_reads_them_in_chunks(runtime, client):
+    ours = message_set("transfer")
+    credentials = (runtime.identity.channel_credentials(), runtime.identity.channel_options())
+
+    def read(ref):
+        request, reply = ours.methods("fastrt.transfer.Locator")["Locate"]
+        with open_channel(runtime.scheduler, *credentials) as channel:
+            locate = channel.unary_unary("/fastrt.transfer.Locator/Locate", request.SerializeToString, reply.FromString)
+            found = locate(request(objref=ref), timeout=PATIENCE_S)
+        request, reply = ours.methods("fastrt.transfer.Transfer")["Read"]
+        with open_channel(found.objstore_address[0], *credentials) as channel:
+            chunks = channel.unary_stream("/fastrt.transfer.Transfer/Read", request.SerializeToString, reply.FromString)
+            return obj.Obj.FromString(b"".join(one.data for one in chunks(request(objref=found.objref))))
+
+    small, large, failed = [submit(client, *call)[0] for call in (("square", 7), ("large", 1 << 20), ("fail",))]
+    assert read(small).int_data.data == 49
+    assert len(read(large).array_data.double_data) == 1 << 20  # 8 MiB: more than one message can bring
+    assert [one.key.string_data.data for one in read(failed).dict_data.elem] == [b"type", b"text", b"traceback"]
+    client.decrement([small, large, failed])
+
+
 def test_many_calls_go_to_both_nodes(runtime, client, wait_until, tmp_path):
     met = [submit(client, "meet", str(tmp_path), *names)[0] for names in (("a", "b"), ("b", "a"))]  # on one worker each
     refs = [submit(client, "square", k)[0] for k in range(40)]

@@ -30,6 +30,8 @@ from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
 from fastrt.scheduler.holdings import Holdings
+from fastrt.scheduler.locate import LOCATE, Locator
+from fastrt.scheduler.locate import SERVICE as LOCATOR
 from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
 from fastrt.scheduler.state import SchedulerState, Settings
@@ -41,6 +43,7 @@ _OK = 0
 _FULL_RETRY_S = 0.2
 _LOOK_S, _LOOK_S_MAX = 0.1, 5.0  # the first and the longest time between two looks at the connections of lost peers
 _OWN_CALL = 0  # the number of a request that the scheduler makes itself; no caller's call has it
+_NO_EVENT = ev.SchedulerInfo(0)
 _DECREMENT = f"/{SERVICE}/DecrementRefCount"
 _REQUEST_BYTES = 4096  # the most that a request adds to the log beside twice its bytes
 # Messages travel in HTTP/2 headers; clients accept 8 KiB of those.
@@ -135,9 +138,10 @@ class Scheduler:
         ] = []  # effects that wait for the write, with the numbers of orders
         self._broken: StateDirectoryError | None = None
         self._retry_at: float | None = None
-        self._standard = StandardServices([SERVICE], [message_set("ray")])
+        self._locator = Locator()
+        self._standard = StandardServices([SERVICE, LOCATOR], [message_set("ray"), message_set("transfer")])
         authorize = self._authorize if options.token is not None and options.identity is None else None
-        paths = [*METHODS, CHECK_PATH]
+        paths = [*METHODS, LOCATE, CHECK_PATH]
         self._server = open_server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
 
     def __enter__(self) -> Scheduler:
@@ -208,6 +212,13 @@ class Scheduler:
             code, message, answer = self._standard.check(body)
             self._server.finish(call, code, message, answer)
             return
+        if method == LOCATE:
+            with self._lock:
+                found = self._locator.ask(call, body, self._state)
+                self._found([found] if found is not None else [])
+                if self._log is None:
+                    self._settle()
+            return
         try:
             event = parse_request(method, body, call)
         except Refused as refused:
@@ -224,7 +235,9 @@ class Scheduler:
                 self._settle()
 
     def on_cancel(self, call: int) -> None:
-        """Ignore the cancellation: a received call is carried out, whether its caller waits or not."""
+        """Forget a call that waits for an object; others are carried out, whether their caller waits or not."""
+        with self._lock:
+            self._locator.cancel(call)
 
     def on_idle(self) -> float | None:
         """Write the batch and send its effects; returns when to try a full disk again."""
@@ -255,6 +268,14 @@ class Scheduler:
             if log is not None and isinstance(effect, ev.NotifyAlias | ev.DeallocateObject):
                 number = log.order(effect)
             self._effects.append((effect, event, number))
+        if not refused:
+            self._found(self._locator.answers(event, self._state))
+
+    def _found(self, answers: list[Answer]) -> None:
+        """Answer calls that waited for an object, when what they say is on disk."""
+        for answer in answers:
+            self._paths[answer.call] = LOCATE
+            self._effects.append((answer, _NO_EVENT, 0))
 
     def _watch_leaving(self) -> None:
         """Look again soon at the connections of peers that are lost, unless that is due already."""
@@ -322,11 +343,10 @@ class Scheduler:
         for worker, address in workers.items():
             self._outgoing.add_worker(worker, address)
         if self._log is not None:
-            no_call = ev.SchedulerInfo(0)
             for number, order in list(self._log.orders.items()):
-                self._carry_out(order, no_call, number)
+                self._carry_out(order, _NO_EVENT, number)
             for effect in self._state.unfinished():
-                self._carry_out(effect, no_call, 0)
+                self._carry_out(effect, _NO_EVENT, 0)
 
     def _order_answered(self, number: int) -> None:
         if self._log is not None:
@@ -368,6 +388,8 @@ class Scheduler:
         path = self._paths.pop(answer.call)
         if isinstance(answer.value, Failure):
             self._refuse(answer.call, answer.value)
+        elif path == LOCATE:
+            self._server.finish(answer.call, _OK, "", answer.value)
         else:
             self._server.finish(answer.call, _OK, "", METHODS[path].build(answer.value))
 
