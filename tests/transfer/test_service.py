@@ -18,7 +18,7 @@ from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher
-from fastrt.objstore.service import MEASURE, READ, ObjStoreServer, ReadyReporter
+from fastrt.objstore.service import GET, MEASURE, READ, ObjStoreServer, ReadyReporter
 from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
 
@@ -144,7 +144,7 @@ def test_chunks_that_are_no_messages_are_refused(site: Site, server: ObjStoreSer
 
 @pytest.mark.parametrize("body", [b"\xff\xff", b"\x0a\x05x", b"\x08"])
 def test_requests_that_are_no_messages_are_refused(call: Caller, body: bytes) -> None:
-    for path in [f"/ObjStore/{name}" for name in SERVICE if name != "StreamObj"] + [FETCH]:
+    for path in [f"/ObjStore/{name}" for name in SERVICE if name != "StreamObj"] + [FETCH, GET]:
         with refused("INVALID_ARGUMENT", ""):
             call.channel.unary_unary(path)(body, timeout=PATIENCE_S, metadata=call.metadata)
     with refused("INVALID_ARGUMENT", ""):

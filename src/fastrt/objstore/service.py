@@ -33,6 +33,7 @@ from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.objstore.inbound import Inbound, Refused
+from fastrt.objstore.local import LocalDoor
 from fastrt.objstore.push import Pusher, chunks
 from fastrt.objstore.read import Reading
 from fastrt.scheduler.client import SchedulerError
@@ -48,6 +49,7 @@ _log = logging.getLogger(__name__)
 _Code = grpc.StatusCode
 _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
+GET = "/fastrt.transfer.Transfer/GetObj"
 READ = "/fastrt.transfer.Transfer/Read"
 MEASURE = "/fastrt.transfer.Transfer/Measure"
 _MESSAGE_BYTES_MAX = 8 << 20
@@ -129,13 +131,17 @@ class ObjStoreServer:
         self._types = {
             **{f"/ObjStore/{name}": types for name, types in message_set("ray").methods("ObjStore").items()},
             _FETCH: message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"],
+            GET: message_set("transfer").methods("fastrt.transfer.Transfer")["GetObj"],
         }
+        self._local = LocalDoor(usage(store.client)["bytes_max"])
+        self._getting: dict[int, tuple[int, Future[ObjectRef]]] = {}  # calls of GetObj that wait
         self._handlers: dict[str, Callable[[int, Any], None]] = {
             "/ObjStore/DeliverObj": self._deliver,
             "/ObjStore/NotifyAlias": self._notify_alias,
             "/ObjStore/DeallocateObject": self._deallocate,
             "/ObjStore/ObjStoreInfo": self._info,
             _FETCH: self._fetch,
+            GET: self._get,
         }
         self._deliveries = ThreadPoolExecutor(_THREADS, "fastrt-deliver")
         self._receptions = ThreadPoolExecutor(_THREADS, "fastrt-receive")
@@ -180,6 +186,7 @@ class ObjStoreServer:
             self._source.close()
         for pool in (self._deliveries, self._receptions):
             pool.shutdown(cancel_futures=True)
+        self._local.close()
         self.table.clear()
 
     # ---- what the server calls ----
@@ -198,7 +205,10 @@ class ObjStoreServer:
             self._fail(call, exc)
 
     def on_cancel(self, call: int) -> None:
-        """Ignore the cancellation: the call is carried out all the same."""
+        """Forget a call that waits for an object; any other is carried out all the same."""
+        found = self._getting.pop(call, None)
+        if found is not None:
+            self.table.unexpect(*found)
 
     def on_idle(self) -> float | None:
         """Return None: no call has a deadline here."""
@@ -341,7 +351,32 @@ class ObjStoreServer:
 
         stream.receiver, stream.on_closed = receive, closed
 
-    # ---- Read ----
+    # ---- Read and GetObj ----
+
+    def _get(self, call: int, request: Any) -> None:
+        objref = request.objref
+
+        def work() -> None:
+            try:
+                parts = self._pusher.parts(objref, self.table.read(objref), False)
+                bucket, handle, size = self._local.offer(parts)
+            except Exception as exc:  # any error is the answer to the caller
+                self._fail(call, exc)
+            else:
+                self._done(call, GET, bucket=bucket, handle=handle, size=size)
+
+        def arrived(done: Future[ObjectRef]) -> None:
+            error = done.exception()
+            if self._getting.pop(call, None) is None:
+                return  # its caller has gone
+            if error is not None:
+                self._fail(call, error)
+            else:
+                self._receptions.submit(work)
+
+        future = self.table.expect(objref)
+        self._getting[call] = objref, future
+        future.add_done_callback(arrived)
 
     def _on_read(self, stream: Stream) -> None:
         """Send an object to a client that has no server, a chunk at a time."""

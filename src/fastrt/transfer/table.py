@@ -370,6 +370,15 @@ class Table:
             future.set_result(ref)
         return future
 
+    def unexpect(self, objref: int, future: Future[ObjectRef]) -> None:
+        """Forget a future of `expect` that no caller waits for any more."""
+        with self._lock:
+            waiting = self._waiting.get(objref, [])
+            if future in waiting:
+                waiting.remove(future)
+                if not waiting:
+                    del self._waiting[objref]
+
     def begin(self, objref: int) -> tuple[Receipt | None, Future[ObjectRef]]:
         """Claim the one transfer of an object.
 
