@@ -1,6 +1,6 @@
 """Objects for programs on this machine, through shared memory: a read-only descriptor over a Unix socket.
 
-`offer` writes the serialised `Obj` to an anonymous file in memory, and seals it: nobody can change it any more. A
+`offer` writes the serialised `Obj` to an anonymous file in memory, and seals it: no process can change it any more. A
 program of the same user that connects to the socket and sends the handle gets a descriptor of it, opened for reading,
 and maps it. An object that is not fetched within one or two times `_OFFER_S` is dropped.
 

@@ -128,11 +128,7 @@ class ObjStoreServer:
             self.native_address,
             options=identity.channel_options() if identity is not None else (),
         )
-        self._types = {
-            **{f"/ObjStore/{name}": types for name, types in message_set("ray").methods("ObjStore").items()},
-            _FETCH: message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"],
-            GET: message_set("transfer").methods("fastrt.transfer.Transfer")["GetObj"],
-        }
+        self._types = _unary_types()
         self._local = LocalDoor(usage(store.client)["bytes_max"])
         self._getting: dict[int, tuple[int, Future[ObjectRef]]] = {}  # calls of GetObj that wait
         self._handlers: dict[str, Callable[[int, Any], None]] = {
@@ -151,12 +147,7 @@ class ObjStoreServer:
         self._server = open_server(
             self,
             [*self._handlers, CHECK_PATH],
-            {
-                _STREAM: self._on_stream,
-                MEASURE: self._on_measure,
-                READ: self._on_read,
-                **self._standard.streams,
-            },
+            self._streams(),
             _MESSAGE_BYTES_MAX,
             self._authorize,
             BULK_OPTIONS,
@@ -168,6 +159,10 @@ class ObjStoreServer:
                 self._source.close()
             raise
         self.address = with_port(address, port)
+
+    def _streams(self) -> dict[str, Callable[[Stream], None]]:
+        ours = {_STREAM: self._on_stream, MEASURE: self._on_measure, READ: self._on_read}
+        return {**ours, **self._standard.streams}
 
     def start(self) -> None:
         """Start serving, on separate threads. From now on the process keeps freed memory for the next message."""
@@ -449,6 +444,13 @@ class ObjStoreServer:
         inbound.abandon(exc)
         code, message = _status_of(exc)
         stream.finish(code.value[0], message)
+
+
+def _unary_types() -> dict[str, tuple[Any, Any]]:
+    """The request and response classes of the unary methods, by path."""
+    ours = message_set("transfer").methods("fastrt.transfer.Transfer")
+    types = {f"/ObjStore/{name}": pair for name, pair in message_set("ray").methods("ObjStore").items()}
+    return {**types, _FETCH: ours["Fetch"], GET: ours["GetObj"]}
 
 
 def _code_of(exc: BaseException) -> grpc.StatusCode | None:

@@ -1,4 +1,4 @@
-"""Who holds which counts, so that those of a dead peer can be given back.
+"""The books of the counts that each peer holds, so that those of a dead one can be given back.
 
 No request that counts has a field for its caller. But a program that registers a worker or a store makes its other
 requests over the same connection, or names its worker over another one. All of these connections belong to one

@@ -1,4 +1,4 @@
-"""Tells a peer whose process has ended from one that cannot be reached for a while.
+"""A check whether a peer's process has ended, or only cannot be reached for a while.
 
 When a process ends, the kernel closes its connections and its port. A closed connection alone shows little: networks
 break them, and servers end idle ones. A machine that rejects a new connection shows that the port is closed.
