@@ -20,12 +20,18 @@ async def is_closed(address: str) -> bool:
     Args:
         address: host:port, or unix:path.
     """
-    try:
-        _, writer = await asyncio.wait_for(_connected(address), _ANSWER_S)
+    connecting = asyncio.ensure_future(_connected(address))
+    try:  # not `wait_for`: it may swallow a cancellation that comes with the timeout
+        done, _ = await asyncio.wait((connecting,), timeout=_ANSWER_S)
+        if not done:
+            return False
+        _, writer = connecting.result()
     except (ConnectionRefusedError, FileNotFoundError):
         return True
-    except (OSError, AddressError, asyncio.TimeoutError):  # no answer, no route, or another form of address
+    except (OSError, AddressError):  # no route, or another form of address
         return False
+    finally:
+        connecting.cancel()
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

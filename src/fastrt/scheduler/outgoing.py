@@ -11,7 +11,6 @@ Source: `WorkerService` and `ObjStore` of protos/ray.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -211,8 +210,13 @@ class Outgoing:
             left_s = until - self._loop.time()
             if left_s <= 0 or (connected and await is_closed(peer.address)):
                 return False
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(peer.channel.wait_for_state_change(state), min(left_s, _PROBE_S))
+            changed = self._loop.create_task(peer.channel.wait_for_state_change(state))
+            peer.work.add(changed)
+            changed.add_done_callback(peer.work.discard)
+            try:  # not `wait_for`: it may swallow a cancellation that comes with the timeout
+                await asyncio.wait((changed,), timeout=min(left_s, _PROBE_S))
+            finally:
+                changed.cancel()
         return True
 
     async def _carry_out(self, peer: _Peer) -> None:
