@@ -15,12 +15,13 @@ stays counted, as does one of a client that registers nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Effect, Event
 
+_FEW = 16  # references that are changed one by one
 _Peer = tuple[str, int]  # "worker" or "store", and its number
 _NAMES_A_WORKER = (ev.PushObj, ev.RequestObj, ev.WorkerReady, ev.RegisterFunction)
 
@@ -41,10 +42,10 @@ class Holder:
         self.connections: set[Hashable] = set()
         self.counts: dict[int, int] = {}
 
-    def change(self, refs: Iterable[int], by: int) -> None:
-        """Note that each reference is counted `by` more often."""
+    def change(self, refs: Any, by: int) -> None:
+        """Note that each of a batch of references is counted `by` more often."""
         counts = self.counts
-        for ref, times in Counter(refs).items():
+        for ref, times in Counter(refs).items() if len(refs) > _FEW else [(ref, 1) for ref in refs]:
             now = counts.get(ref, 0) + by * times
             if now:
                 counts[ref] = now
@@ -71,13 +72,15 @@ class Holdings:
             connection: over which the request came; None for a fact.
             tasks: the calls of the state machine, by number.
         """
+        if isinstance(event, ev.InvokeRefused):
+            self._take_back(event.worker, event.task)
+        if connection is None and not effects:
+            return
         answer: Any = effects[0].value if connection is not None and isinstance(effects[0], ev.Answer) else None
         if isinstance(event, ev.RegisterWorker):
             self._bind(connection, ("worker", answer))
         elif isinstance(event, ev.RegisterObjStore):
             self._bind(connection, ("store", answer))
-        elif isinstance(event, ev.InvokeRefused):
-            self._take_back(event.worker, event.task)
         elif isinstance(event, ev.WorkerReady):
             self._messages.pop(event.worker, None)
         if not self._by_peer and not self._leaving:
