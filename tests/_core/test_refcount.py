@@ -324,3 +324,56 @@ def test_threads_count_together():
     assert not failed
     assert set(table.counts()) == {1}
     check_invariants(table)
+
+
+BLOCK = 4096
+
+
+def test_block_of_dead_references_is_forgotten():
+    table = RefTable()
+    table.add(3 * BLOCK + 10, 1, False)
+    last = 3 * BLOCK + 9
+    table.contain(last, [5, 7])
+    table.decrement([ref for ref in range(2 * BLOCK) if ref != BLOCK + 3])  # one of the second block lives
+    assert (table.kept, table.alive, len(table)) == (3 * BLOCK, BLOCK + 11, 3 * BLOCK + 10)
+    for ref in (0, 5, BLOCK - 1):
+        assert not table.is_alive(ref)
+        assert (table.count(ref), table.contained(ref)) == (FREED, [])
+        for change in (table.increment, table.decrement):
+            refused("freed", change, [ref])
+    before = image(table)
+    refused("freed", table.alias, 2 * BLOCK, 5)
+    assert image(table) == before
+    check_invariants(table)
+    assert table.alive_before(2 * BLOCK) == [(BLOCK + 3, 1, UNKNOWN)]
+    table.decrement([last])  # what it contained is forgotten already
+    assert table.dangling == 2
+    table.decrement([BLOCK + 3])
+    assert table.kept == 2 * BLOCK
+    assert list(table.counts(2 * BLOCK)) == [1] * (BLOCK + 9) + [FREED]
+    assert table.add(BLOCK) == 3 * BLOCK + 10
+    check_invariants(table)
+
+
+@pytest.mark.parametrize("left", [[], [1], [BLOCK], [2 * BLOCK, 3 * BLOCK - 1]])
+def test_saved_table_has_no_forgotten_references(left):
+    table = RefTable()
+    table.add(3 * BLOCK, 1, False)
+    table.decrement([ref for ref in range(3 * BLOCK) if ref not in left])
+    saved = dump(table)
+    assert sum(map(len, saved.values())) < 2 * BLOCK * 20
+    again = load(saved)
+    assert image(again) == image(table)
+    assert again.kept == table.kept == len({ref // BLOCK for ref in left}) * BLOCK
+    assert again.add() == 3 * BLOCK
+    check_invariants(again)
+
+
+def test_table_that_was_saved_with_its_dead_references_forgets_them():
+    table = RefTable()
+    table.add(BLOCK + 1, 1, False)
+    saved = dump(table)
+    saved["counts"] = array("Q", [FREED] * BLOCK + [1]).tobytes()  # as earlier versions wrote it
+    again = load(saved)
+    assert (again.kept, again.alive, len(again)) == (BLOCK, 1, BLOCK + 1)
+    check_invariants(again)

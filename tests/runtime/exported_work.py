@@ -29,3 +29,10 @@ def meet(folder, mine, theirs):
     while not os.path.exists(os.path.join(folder, theirs)):
         until.wait(0.005)
     return mine
+
+
+@fastrt.remote
+def large(n):
+    import numpy
+
+    return numpy.arange(float(n))

@@ -136,11 +136,36 @@ def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_
     assert fetch(runtime, wait_until, results[0]).int_data.data == 50
     assert [one.int_data.data for one in fetch(runtime, wait_until, results[1]).list_data.elem] == [49, 1]
     (failed,) = submit(client, "fail")
-    with pytest.raises(ValueError, match="as it should"):
-        obj.from_obj(fetch(runtime, wait_until, failed), True)
+    error = fetch(runtime, wait_until, failed)
+    said = {one.key.string_data.data: one.value.string_data.data for one in error.dict_data.elem}
+    assert (said[b"type"], said[b"text"]) == (b"ValueError", b"as it should")
+    assert b'exported_work.py", line ' in said[b"traceback"]
+    with pytest.raises(obj.ForeignError, match="ValueError: as it should"):
+        obj.from_obj(error, False)
     wait_until(lambda: list(client.info().reference_count)[first] == 1, "only the caller counts it")
     client.decrement([first, *results, failed])
     wait_until(lambda: not any(runtime.look(store).objref for store in runtime.stores), "the stores let go")
+
+
+def test_client_without_a_server_waits_for_results_and_reads_them_in_chunks(runtime, client):
+    ours = message_set("transfer")
+    credentials = (runtime.identity.channel_credentials(), runtime.identity.channel_options())
+
+    def read(ref):
+        request, reply = ours.methods("fastrt.transfer.Locator")["Locate"]
+        with open_channel(runtime.scheduler, *credentials) as channel:
+            locate = channel.unary_unary("/fastrt.transfer.Locator/Locate", request.SerializeToString, reply.FromString)
+            found = locate(request(objref=ref), timeout=PATIENCE_S)
+        request, reply = ours.methods("fastrt.transfer.Transfer")["Read"]
+        with open_channel(found.objstore_address[0], *credentials) as channel:
+            chunks = channel.unary_stream("/fastrt.transfer.Transfer/Read", request.SerializeToString, reply.FromString)
+            return obj.Obj.FromString(b"".join(one.data for one in chunks(request(objref=found.objref))))
+
+    small, large, failed = [submit(client, *call)[0] for call in (("square", 7), ("large", 1 << 20), ("fail",))]
+    assert read(small).int_data.data == 49
+    assert len(read(large).array_data.double_data) == 1 << 20  # 8 MiB: more than one message can bring
+    assert [one.key.string_data.data for one in read(failed).dict_data.elem] == [b"type", b"text", b"traceback"]
+    client.decrement([small, large, failed])
 
 
 def test_many_calls_go_to_both_nodes(runtime, client, wait_until, tmp_path):
@@ -177,6 +202,23 @@ def test_store_refuses_a_caller_without_a_certificate(runtime):
         with pytest.raises(grpc.RpcError) as refused:
             call(request(), timeout=PATIENCE_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_worker_of_a_node_refuses_garbage_as_an_invalid_argument(runtime, client):
+    (bridge,) = [
+        p for p in psutil.Process(runtime.head.pid).children() if "runtime.ray_bridge" in " ".join(p.cmdline())
+    ]
+    answers = []
+    for port in {c.laddr.port for c in bridge.net_connections("tcp") if c.status == psutil.CONN_LISTEN}:
+        credentials, options = runtime.identity.channel_credentials(), runtime.identity.channel_options()
+        with open_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            for body in (b"\xff\xff", b"\x0a\x05x"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary("/WorkerService/InvokeCall")(body, timeout=PATIENCE_S)
+                answers.append((refused.value.code(), refused.value.details()))
+    invalid = [text for code, text in answers if code is grpc.StatusCode.INVALID_ARGUMENT]
+    assert len(invalid) == 2, answers
+    assert all("no valid InvokeCallRequest" in text for text in invalid)
 
 
 def test_module_without_functions_is_refused():

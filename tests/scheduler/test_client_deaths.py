@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastrt.scheduler import SchedulerError
+from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerError, SchedulerOptions
 
 # Serves nothing but its two ports, on which the scheduler notices its death; holds references, and says which.
 CLIENT = """
@@ -29,6 +30,14 @@ print(json.dumps([store, worker, only_here, elsewhere, unfinished, result]), flu
 threading.Event().wait()
 """
 
+ONLY_CALLS = """
+import sys
+from fastrt.scheduler import SchedulerClient
+client = SchedulerClient(sys.argv[1])
+client.increment([int(sys.argv[2])])
+print(*client.remote_call({"name": "f"}))
+"""
+
 
 @pytest.fixture
 def foreign() -> Iterator[Any]:
@@ -47,8 +56,11 @@ def foreign() -> Iterator[Any]:
         process.communicate()
 
 
-def test_references_of_a_client_that_dies_stay_counted_until_somebody_drops_them(grpc_world: Any, foreign: Any) -> None:
-    world = grpc_world()
+@pytest.mark.parametrize("kept", [False, True])
+def test_references_of_a_registered_client_that_dies_are_given_back(
+    grpc_world: Any, foreign: Any, tmp_path: Path, kept: bool
+) -> None:
+    world = grpc_world(state_dir=tmp_path if kept else None)
     store = world.store()
     worker = world.worker(store, "f")
     shared = worker.push(b"shared")
@@ -57,33 +69,39 @@ def test_references_of_a_client_that_dies_stay_counted_until_somebody_drops_them
     )
     store.objects[elsewhere] = b"elsewhere"
     world.expect(lambda: len(worker.log), 1)
-    before = world.counts()
-    assert [before[ref] for ref in (shared, only_here, elsewhere, unfinished, result)] == [3, 1, 1, 1, 2]
+    refs = (shared, only_here, elsewhere, unfinished, result)
+    assert [world.counts()[ref] for ref in refs] == [3, 1, 1, 1, 2]
     process.kill()
 
-    def lost() -> bool:
-        try:
-            world.call("ObjReady", objref=shared, objstoreid=away)
-        except SchedulerError:
-            return number not in world.call("SchedulerInfo").avail_worker
-        return False
+    def left() -> list[int]:
+        return [world.counts()[ref] for ref in refs]
 
-    world.expect(lost, True)
-    # The protocol does not say who counts: what it had counted stays.
-    assert world.counts() == before
-    # What only its store had, and what it was to make, is lost; whoever asks is told.
-    for ref in (only_here, unfinished):
-        with pytest.raises(SchedulerError, match="is gone") as told:
-            world.call("RequestObj", workerid=worker.number, objref=ref)
-        assert told.value.code == "DATA_LOSS"
-    # What another store has, and the result of its call, can still be had by whoever knows the number.
-    world.call("RequestObj", workerid=worker.number, objref=elsewhere)
-    worker.finish()
-    world.call("RequestObj", workerid=worker.number, objref=result)
-    assert world.counts()[result] == 1  # the dead caller's
-    # Somebody who knows what it held drops it in its place, and all is deallocated.
-    world.call("DecrementRefCount", objref=[shared, shared, only_here, elsewhere, unfinished, result])
-    dropped = [world.counts()[ref] for ref in (shared, only_here, elsewhere, unfinished, result)]
-    assert dropped == [1, -1, -1, -1, -1]
+    # What the others count stays: the worker's own object, and the result, which the message holds.
+    world.expect(left, [1, -1, -1, -1, 1])
+    assert number not in world.call("SchedulerInfo").avail_worker
+    with pytest.raises(SchedulerError, match="is not registered"):
+        world.call("ObjReady", objref=shared, objstoreid=away)
     world.expect(lambda: sorted(store.objects), [shared])
+    worker.finish()
+    world.expect(left, [1, -1, -1, -1, -1])
+    world.expect(lambda: sorted(store.objects), [shared])
+    world.check()
+    if kept:  # what was given back is in the log like any request
+        world.scheduler.stop()
+        with Scheduler(SchedulerOptions(state_dir=tmp_path)) as again, SchedulerClient(again.address) as client:
+            assert list(client.info().reference_count)[shared] == 1
+            again.check_invariants()
+
+
+def test_references_of_a_client_that_registers_nothing_stay_counted(grpc_world: Any) -> None:
+    world = grpc_world()
+    worker = world.worker(world.store(), "f")
+    shared = worker.push(b"shared")
+    words = [sys.executable, "-c", ONLY_CALLS, world.scheduler.address, str(shared)]
+    result = int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    worker.finish()
+    assert [world.counts()[ref] for ref in (shared, result)] == [2, 1]
+    # A program that knows what the client held drops it in its place.
+    world.call("DecrementRefCount", objref=[shared, result])
+    assert [world.counts()[ref] for ref in (shared, result)] == [1, -1]
     world.check()

@@ -145,7 +145,9 @@ def raw(scheduler: Scheduler, method: str, body: bytes) -> grpc.StatusCode:
 
 
 def test_messages_that_are_none_or_too_large_are_refused(scheduler):
-    assert raw(scheduler, "/Scheduler/PushObj", b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
+    for method in METHODS:
+        for body in (b"\xff\xff", b"\x0a\x05x", b"\x08"):
+            assert raw(scheduler, method, body) is grpc.StatusCode.INVALID_ARGUMENT, method
     assert raw(scheduler, "/Scheduler/Nothing", b"") is grpc.StatusCode.UNIMPLEMENTED
     body = b"\0" * (MESSAGE_BYTES_MAX + 1)
     assert raw(scheduler, "/Scheduler/RemoteCall", body) is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -55,8 +55,11 @@ def test_array_comes_back_as_it_was(dtype: np.dtype, shape: tuple[int, ...]) -> 
     message = obj.to_obj(array)
     assert message.array_data.dtype == dtype.num
     found = obj.from_obj(message, False)
-    assert (found.dtype, found.shape) == (dtype, shape)
+    assert (found.dtype, found.shape, type(found)) == (dtype, shape, np.ndarray)
     np.testing.assert_array_equal(found, array)
+    if not shape:
+        found = obj.from_bytes(obj.to_bytes(array[()]), False)
+        assert (found, type(found)) == (array[()], dtype.type)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,8 @@ def test_text_of_a_seed_client_is_text_and_bytes_are_bytes() -> None:
     assert obj.from_obj(message, False) == "gr\u00fc\u00df"
     message.string_data.data = b"\xff"
     assert obj.from_obj(message, False) == b"\xff"
+    for data in (b"", b"text", b"\xff"):
+        assert obj.from_obj(obj.to_obj(data), False) == data
     message.unicode_data.data = "later"
     message.ClearField("string_data")
     assert obj.from_obj(message, False) == "later"

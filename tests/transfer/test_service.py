@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import queue
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -19,13 +18,15 @@ from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher
-from fastrt.objstore.service import MEASURE, ObjStoreServer
+from fastrt.objstore.service import GET, MEASURE, READ, ObjStoreServer
 from fastrt.scheduler.client import SchedulerClient
+from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
 
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
 
 BIG = 5 << 20
+FETCH = "/fastrt.transfer.Transfer/Fetch"
 Make = Callable[..., Any]
 
 
@@ -55,6 +56,11 @@ def cut(data: bytes, objref: int = 1, size: int = 100) -> list[tuple[int, int, b
     return [(objref, len(data), data[at : at + size]) for at in range(0, len(data), size)]
 
 
+def enveloped(text: str) -> list[bytes]:
+    """A text as one store of fastrt sends it to another."""
+    return [obj.envelope(5, False, len(text)), text.encode(), obj.TAIL]
+
+
 DATA = obj.to_bytes(["a value", list(range(200))])
 PICKLE = obj.to_bytes({1, 2, 3})
 
@@ -65,6 +71,19 @@ def test_streamed_object_is_there_as_a_value(site: Site, call: Caller, value: An
     call.stream(cut(obj.to_bytes(value), 7, size if size > 1 else max(1, len(obj.to_bytes(value)) // 50)))
     np.testing.assert_equal(site.get(7), value)
     assert call("ObjStoreInfo").objref == [7]
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_empty_chunks_are_taken(site: Site, call: Caller, at: int) -> None:
+    value = np.arange(2000.0)
+    for objref, data in ((7, obj.to_bytes([value, {5}])), (8, DATA), (9, b"".join(enveloped("x" * 5000)))):
+        chunks = cut(data, objref, 1000)
+        empty = (objref, len(data), b"")
+        call.stream([*chunks[:at], empty, empty, *chunks[at:]] if at >= 0 else [*chunks, empty])
+    np.testing.assert_equal(site.get(7), [value, {5}])
+    assert site.get(8) == ["a value", list(range(200))]
+    assert site.get(9) == "x" * 5000
+    assert site.table.read(9).kind == 5  # its bytes went straight into the arena
 
 
 @pytest.mark.parametrize("size", [20, 80, 1000])
@@ -80,13 +99,13 @@ BREACHES = {
     "one byte short": ([(1, len(DATA), DATA[:-1])], "INVALID_ARGUMENT", "ended after"),
     "too long": ([*cut(DATA), (1, len(DATA), b"x")], "OUT_OF_RANGE", "more than that were sent"),
     "too long at once": ([(1, 10, DATA)], "OUT_OF_RANGE", "more than that were sent"),
-    "nothing after the end": ([*cut(DATA), (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
-    "an empty chunk": ([cut(DATA)[0], (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
+    "nothing but empty chunks": ([(1, 10, b""), (1, 10, b"")], "INVALID_ARGUMENT", "ended after 0 of 10 bytes"),
+    "an empty chunk of another object": ([cut(DATA)[0], (2, len(DATA), b"")], "INVALID_ARGUMENT", "is in the stream"),
+    "another object behind an empty chunk": ([(2, len(DATA), b""), *cut(DATA)], "INVALID_ARGUMENT", "is in the stream"),
     "another object": ([cut(DATA)[0], (2, len(DATA), b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
     "another total": ([cut(DATA)[0], (1, 5000, b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
     "no bytes in all": ([(1, 0, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total of zero": ([(1, 0, b"abc")], "INVALID_ARGUMENT", "an Obj has at least two"),
-    "no first bytes": ([(1, 10, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total beyond the store": ([(1, 1 << 40, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
     "a total beyond everything": ([(1, (1 << 64) - 1, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
     "no message": (cut(b"\xff" * 300), "INVALID_ARGUMENT", "are not an Obj"),
@@ -122,6 +141,24 @@ def test_chunks_that_are_no_messages_are_refused(site: Site, server: ObjStoreSer
         with refused("INVALID_ARGUMENT", "this is not an ObjChunk"):
             stub(iter(bodies), timeout=PATIENCE_S, metadata=call.metadata)
     assert server.table.coming() == 0
+
+
+@pytest.mark.parametrize("body", [b"\xff\xff", b"\x0a\x05x", b"\x08"])
+def test_requests_that_are_no_messages_are_refused(call: Caller, body: bytes) -> None:
+    for path in [f"/ObjStore/{name}" for name in SERVICE if name != "StreamObj"] + [FETCH, GET]:
+        with refused("INVALID_ARGUMENT", ""):
+            call.channel.unary_unary(path)(body, timeout=PATIENCE_S, metadata=call.metadata)
+    with refused("INVALID_ARGUMENT", ""):
+        list(call.channel.unary_stream(MEASURE)(body, timeout=PATIENCE_S, metadata=call.metadata))
+    with refused("INVALID_ARGUMENT", ""):
+        list(call.channel.unary_stream(READ)(body, timeout=PATIENCE_S, metadata=call.metadata))
+
+
+@pytest.mark.parametrize("address", ["", "garbage", "a:b", "127.0.0.1:99999", "x" * 5000])
+def test_delivery_to_no_address_is_refused(site: Site, call: Caller, address: str) -> None:
+    site.put(1, "value")
+    with refused("INVALID_ARGUMENT", "objstore_address"):
+        call("DeliverObj", objstore_address=address, objref=1)
 
 
 @pytest.mark.parametrize("order", ["reversed", "doubled", "shuffled"])
@@ -219,8 +256,6 @@ def test_delivery_without_a_native_stream_keeps_the_bytes(
 
 
 def test_error_is_delivered_as_an_error(make_site: Make, closing: Make, caller: Make) -> None:
-    from fastrt.store.serialize import serialize
-
     here, there = make_site(), make_site()
     server, other = closing(here.serve(native=False)), closing(there.serve())
     here.table.add(1, here.store.put_serialized(serialize(ZeroDivisionError("there")), error=True))
@@ -228,71 +263,6 @@ def test_error_is_delivered_as_an_error(make_site: Make, closing: Make, caller: 
     call("DeliverObj", objstore_address=other.address, objref=1)
     with pytest.raises(ZeroDivisionError, match="there"):
         there.get(1)
-    [value] = call("ObjStoreInfo", objref=[1]).obj
-    with pytest.raises(ZeroDivisionError, match="there"):
-        pickle.loads(value.pyobj_data.data)
-
-
-class ForeignStore:
-    """Early Ray's store as others might write it: it knows nothing of fastrt's own service."""
-
-    def __init__(self) -> None:
-        self.objects: dict[int, bytes] = {}
-        request, reply = SERVICE["StreamObj"]
-
-        def stream(chunks: Any, context: Any) -> Any:
-            for one in chunks:
-                self.objects[one.objref] = self.objects.get(one.objref, b"") + one.data
-            return reply()
-
-        handler = grpc.stream_unary_rpc_method_handler(stream, request.FromString, reply.SerializeToString)
-        self._pool = futures.ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool)
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("ObjStore", {"StreamObj": handler})]
-        )
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(0).wait(PATIENCE_S)
-        self._pool.shutdown()
-
-
-@pytest.mark.parametrize(
-    "value", ["text", -5, [1, {"k": (None, True)}], np.arange(300_000.0), np.arange(4, dtype="i2")]
-)
-def test_delivery_to_a_foreign_store_is_an_obj_that_it_can_read(
-    site: Site, call: Caller, closing: Make, value: Any
-) -> None:
-    foreign = closing(ForeignStore())
-    site.put(5, value)
-    call("DeliverObj", objstore_address=foreign.address, objref=5)
-    message = obj.Obj.FromString(foreign.objects[5])
-    assert not message.HasField("pyobj_data")
-    np.testing.assert_equal(obj.from_obj(message, False), value)
-
-
-def test_small_objects_to_a_known_foreign_store_arrive_and_its_refusals_are_errors(
-    site: Site, server: ObjStoreServer, call: Caller, closing: Make
-) -> None:
-    """After the first delivery the store is known as another kind, and gets small objects as single messages."""
-    foreign = closing(ForeignStore())
-    values = ["first", 2, "three", np.arange(100_000.0), {"five": [5]}]
-    for objref, value in enumerate(values, 1):
-        site.put(objref, value)
-        call("DeliverObj", objstore_address=foreign.address, objref=objref)
-        np.testing.assert_equal(obj.from_obj(obj.Obj.FromString(foreign.objects[objref]), False), value)
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    request = SERVICE["DeliverObj"][0](objstore_address=foreign.address, objref=2)
-    server.handle("/ObjStore/DeliverObj", request.SerializeToString(), lambda *answer: answers.put(answer))
-    assert answers.get(timeout=PATIENCE_S) == (0, "", b"")
-    for path, body, code in (("/ObjStore/Nothing", b"", 12), ("/ObjStore/DeliverObj", b"\xff", 3)):
-        server.handle(path, body, lambda *answer: answers.put(answer))
-        assert answers.get(timeout=PATIENCE_S)[0] == code
-    foreign.stop()
-    with refused("UNAVAILABLE", "the other store reports"):
-        call("DeliverObj", objstore_address=foreign.address, objref=1)
 
 
 # ---- aliases, deallocation, information ----

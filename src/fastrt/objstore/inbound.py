@@ -1,8 +1,9 @@
 """The receiver of one StreamObj: every chunk is validated against the first one before its data are kept.
 
-The first chunk announces the object's name and size. Memory for the whole object is allocated then, and each chunk's
-data are written straight into it. An envelope of another fastrt store (`obj.envelope`) becomes an object of the arena
-unchanged; any other `Obj` is collected in the arena, parsed when it is complete, and stored as a value.
+The first chunk announces the object's name and size. With the first data, memory for the whole object is allocated,
+and each chunk's data are written straight into it; a chunk without data may come at any time. An envelope of another
+fastrt store (`obj.envelope`) becomes an object of the arena unchanged; any other `Obj` is collected in the arena,
+parsed when it is complete, and stored as a value.
 
 Source: StreamObj of early Ray's object store: chunks in order, all of one objref and one totalsize, which is their sum.
 """
@@ -45,7 +46,7 @@ class Inbound:
         self._trusted = trusted
         self._receipt: Receipt | None = None
         self._view: memoryview | None = None
-        self._total = 0
+        self._objref = self._total = 0  # as the first chunk announces them
         self._received = 0  # bytes of the object on the wire
         self._skip = 0  # bytes of the head, which are not kept
         self._keep = 0  # bytes that are kept
@@ -57,17 +58,12 @@ class Inbound:
         self._error: BaseException = TransferError("the sender has gone")
 
     @property
-    def objref(self) -> int:
-        """The object's name, once a chunk was received."""
-        return self._receipt.objref if self._receipt is not None else 0
-
-    @property
     def started(self) -> bool:
-        """Whether the first chunk was received."""
+        """Whether the first chunk with data was received."""
         return self._receipt is not None
 
     def chunk(self, chunk: Chunk) -> None:
-        """Receive one chunk. The first may wait for room in the store; the others never wait.
+        """Receive one chunk. The first with data may wait for room in the store; the others never wait.
 
         Raises:
             Refused: the chunk violates the protocol, or there is no room.
@@ -121,34 +117,35 @@ class Inbound:
             receipt.fail(self._error)
 
     def _take(self, chunk: Chunk) -> None:
-        receipt = self._receipt
-        if receipt is None:
-            receipt = self._begin(chunk)
-        if chunk.objref != receipt.objref or chunk.totalsize != self._total:
+        if not self._total:
+            self._announce(chunk)
+        if chunk.objref != self._objref or chunk.totalsize != self._total:
             raise Refused(
                 _Code.INVALID_ARGUMENT,
                 f"a chunk of object {chunk.objref:#x} of {chunk.totalsize} bytes is in the stream of object "
-                f"{receipt.objref:#x} of {self._total}",
+                f"{self._objref:#x} of {self._total}",
             )
         size = len(chunk)
         if size > self._total - self._received:
             raise Refused(
                 _Code.OUT_OF_RANGE,
-                f"object {receipt.objref:#x} was announced with {self._total} bytes, and more than that were sent",
+                f"object {self._objref:#x} was announced with {self._total} bytes, and more than that were sent",
             )
         if size == 0:
-            raise Refused(_Code.INVALID_ARGUMENT, f"a chunk of object {receipt.objref:#x} is empty")
+            return
+        if self._receipt is None:
+            self._begin(chunk)
         self._write(memoryview(chunk))
         self._received += size
 
     def _complete(self) -> int:
         receipt = self._receipt
-        if receipt is None:
+        if not self._total:
             raise Refused(_Code.INVALID_ARGUMENT, "the stream ended without a chunk, so it has no object")
-        if self._received != self._total:
+        if receipt is None or self._received != self._total:
             raise Refused(
                 _Code.INVALID_ARGUMENT,
-                f"the stream of object {receipt.objref:#x} ended after {self._received} of {self._total} bytes",
+                f"the stream of object {self._objref:#x} ended after {self._received} of {self._total} bytes",
             )
         try:
             if self._raw:
@@ -157,23 +154,26 @@ class Inbound:
                 receipt.received = receipt.total
                 receipt.seal()
             else:
-                receipt.put(self._value())
+                self._put(receipt)
         except FastrtError as exc:
             raise self._refusal(exc) from exc
         return receipt.objref
 
-    def _begin(self, chunk: Chunk) -> Receipt:
-        objref, total = chunk.objref, chunk.totalsize
-        if len(chunk) == 0 or total == 0:
+    def _announce(self, chunk: Chunk) -> None:
+        if chunk.totalsize == 0:
             raise Refused(
-                _Code.INVALID_ARGUMENT,
-                f"object {objref:#x} has {total} bytes, or its first chunk is empty; an Obj has at least two",
+                _Code.INVALID_ARGUMENT, f"object {chunk.objref:#x} is announced with 0 bytes; an Obj has at least two"
             )
+        self._objref, self._total = chunk.objref, chunk.totalsize
+
+    def _begin(self, chunk: Chunk) -> None:
+        """Allocate the object's memory: its first bytes show the form in which it is kept."""
+        objref, total = self._objref, self._total
         head = obj.opened(memoryview(chunk), total) if self._trusted else None
         receipt, _ = self._table.begin(objref)
         if receipt is None:
             raise self._refusal(DuplicateError(f"object {objref:#x} is in this store already, or being received"))
-        self._receipt, self._total = receipt, total
+        self._receipt = receipt  # released by `abandon` from now on
         try:
             if head is not None:
                 kind, is_error, self._keep, self._skip = head
@@ -184,14 +184,13 @@ class Inbound:
                 self._view = receipt.allocate(total, PICKLE, False)  # any kind: it is never sealed
         except FastrtError as exc:
             raise self._refusal(exc) from exc
-        return receipt
 
     def _write(self, data: memoryview) -> None:
         """Write the value's part of the next bytes."""
         start = self._received - self._skip
         writer = self._receipt.writer if self._receipt is not None else None
         if writer is None:
-            raise Refused(_Code.ABORTED, f"object {self.objref:#x} was deallocated while it was being received")
+            raise Refused(_Code.ABORTED, f"object {self._objref:#x} was deallocated while it was being received")
         if start < 0:
             data, start = data[-start:], 0
         room = self._keep - start
@@ -200,10 +199,16 @@ class Inbound:
         if len(data) > max(room, 0):
             self._tail += bytes(data[max(room, 0) :])
 
-    def _value(self) -> object:
+    def _put(self, receipt: Receipt) -> None:
+        """Store the value of the received `Obj`, or the error that it describes."""
         assert self._view is not None
         data, self._view = bytes(self._view), None  # protobuf reads from bytes only
-        return obj.from_bytes(data, self._trusted, self._table.resolve)
+        try:
+            value = obj.from_bytes(data, self._trusted, self._table.resolve)
+        except obj.ForeignError as exc:
+            receipt.put(exc.with_traceback(None), True)
+        else:
+            receipt.put(value)
 
     def _refusal(self, exc: FastrtError) -> Refused:
         for kind, code in (

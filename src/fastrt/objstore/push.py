@@ -173,13 +173,18 @@ class Pusher:
             NotFoundError: it has been deallocated meanwhile.
             SerializationError: a part of it that must be pickled contains references.
         """
-        if not sealed.refs and obj.is_raw(sealed.kind) and (to_fastrt or sealed.is_error):
+        if to_fastrt and not sealed.refs and obj.is_raw(sealed.kind):
             head = obj.envelope(sealed.kind, sealed.is_error, len(sealed.pin))
             return [head, memoryview(sealed.pin), obj.TAIL]
         ref = self._table.find(objref)
         if ref is None:
             raise NotFoundError(f"object {objref:#x} is no longer in this store")
-        return [obj.to_bytes(self._table.store.load(ref), self._table.name_of)]
+        try:
+            return obj.to_parts(self._table.store.load(ref), self._table.name_of)
+        except BaseException as exc:
+            if not sealed.is_error:
+                raise
+            return [obj.error_to_bytes(exc)]
 
     def close(self) -> None:
         """Close the channels; deliveries under way fail."""

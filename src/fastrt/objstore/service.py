@@ -25,7 +25,7 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.transfer import chunk
 from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.net.address import check_bind, reachable, split_address, with_port
+from fastrt.net.address import check_bind, is_address, reachable, split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles, refused_token
 from fastrt.net.grpc.channel import BULK_OPTIONS
 from fastrt.net.grpc.contract import Metadata, Stream
@@ -34,7 +34,9 @@ from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.objstore.inbound import Inbound, Refused
-from fastrt.objstore.push import DeliveryError, Pusher
+from fastrt.objstore.local import LocalDoor
+from fastrt.objstore.push import DeliveryError, Pusher, chunks
+from fastrt.objstore.read import Reading
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -49,6 +51,8 @@ _Code = grpc.StatusCode
 _CODES = {code.value[0]: code for code in _Code}
 _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
+GET = "/fastrt.transfer.Transfer/GetObj"
+READ = "/fastrt.transfer.Transfer/Read"
 MEASURE = "/fastrt.transfer.Transfer/Measure"
 _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 4 MiB by default
@@ -56,6 +60,7 @@ _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECO
 _THREADS = 8
 _KEPT_BYTES = 128 << 20
 _other_numbers = itertools.count(-1, -1)  # of calls of `handle`; the server's are above 0
+_TARGET_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")  # of gRPC's other names of servers
 
 
 class ObjStoreServer:
@@ -125,16 +130,16 @@ class ObjStoreServer:
             self.native_address,
             options=identity.channel_options() if identity is not None else (),
         )
-        self._types = {
-            **{f"/ObjStore/{name}": types for name, types in message_set("ray").methods("ObjStore").items()},
-            _FETCH: message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"],
-        }
+        self._types = _unary_types()
+        self._local = LocalDoor(usage(store.client)["bytes_max"])
+        self._getting: dict[int, tuple[int, Future[ObjectRef]]] = {}  # calls of GetObj that wait
         self._handlers: dict[str, Callable[[int, Any], None]] = {
             "/ObjStore/DeliverObj": self._deliver,
             "/ObjStore/NotifyAlias": self._notify_alias,
             "/ObjStore/DeallocateObject": self._deallocate,
             "/ObjStore/ObjStoreInfo": self._info,
             _FETCH: self._fetch,
+            GET: self._get,
         }
         self._others: dict[int, Callable[[int, str, bytes], None]] = {}  # answers to calls of `handle`
         self._deliveries = ThreadPoolExecutor(_THREADS, "fastrt-deliver")
@@ -145,7 +150,7 @@ class ObjStoreServer:
         self._server = open_server(
             self,
             [*self._handlers, CHECK_PATH],
-            {_STREAM: self._on_stream, MEASURE: self._on_measure, **self._standard.streams},
+            self._streams(),
             _MESSAGE_BYTES_MAX,
             self._authorize,
             BULK_OPTIONS,
@@ -157,6 +162,10 @@ class ObjStoreServer:
                 self._source.close()
             raise
         self.address = with_port(address, port)
+
+    def _streams(self) -> dict[str, Callable[[Stream], None]]:
+        ours = {_STREAM: self._on_stream, MEASURE: self._on_measure, READ: self._on_read}
+        return {**ours, **self._standard.streams}
 
     def start(self) -> None:
         """Start serving, on separate threads. From now on the process keeps freed memory for the next message."""
@@ -175,6 +184,7 @@ class ObjStoreServer:
             self._source.close()
         for pool in (self._deliveries, self._receptions):
             pool.shutdown(cancel_futures=True)
+        self._local.close()
         self.table.clear()
 
     def handle(self, path: str, body: bytes, answer: Callable[[int, str, bytes], None]) -> None:
@@ -205,7 +215,10 @@ class ObjStoreServer:
             self._fail(call, exc)
 
     def on_cancel(self, call: int) -> None:
-        """Ignore the cancellation: the call is carried out all the same."""
+        """Forget a call that waits for an object; any other is carried out all the same."""
+        found = self._getting.pop(call, None)
+        if found is not None:
+            self.table.unexpect(*found)
 
     def on_idle(self) -> float | None:
         """Return None: no call has a deadline here."""
@@ -240,6 +253,10 @@ class ObjStoreServer:
                 self._fail(call, exc)
             else:
                 self._done(call)
+
+        address = request.objstore_address
+        if not (is_address(address) or address.startswith(_TARGET_SCHEMES)):
+            raise ValueError(f"objstore_address is {address[:40]!r}; it must be host:port")
 
         def ended(error: BaseException | None) -> None:
             if error is None:
@@ -281,13 +298,9 @@ class ObjStoreServer:
         for objref in objrefs:
             sealed = self.table.read(objref)
             left -= len(sealed.pin)
-            ref = self.table.find(objref)
-            if left < 0 or ref is None:
+            if left < 0:
                 raise Refused(_Code.RESOURCE_EXHAUSTED, f"these objects have more than {_INFO_BYTES_MAX} bytes in all")
-            if sealed.is_error:
-                values.append(obj.Obj.FromString(b"".join(self._pusher.parts(objref, sealed, True))))
-            else:
-                values.append(obj.to_obj(self.table.store.load(ref), self.table.name_of))
+            values.append(obj.Obj.FromString(b"".join(self._pusher.parts(objref, sealed, False))))
         return values
 
     def _fetch(self, call: int, request: Any) -> None:
@@ -362,6 +375,58 @@ class ObjStoreServer:
 
         stream.receiver, stream.on_closed = receive, closed
 
+    # ---- Read and GetObj ----
+
+    def _get(self, call: int, request: Any) -> None:
+        objref = request.objref
+
+        def work() -> None:
+            try:
+                parts = self._pusher.parts(objref, self.table.read(objref), False)
+                bucket, handle, size = self._local.offer(parts)
+            except Exception as exc:  # any error is the answer to the caller
+                self._fail(call, exc)
+            else:
+                self._done(call, GET, bucket=bucket, handle=handle, size=size)
+
+        def arrived(done: Future[ObjectRef]) -> None:
+            error = done.exception()
+            if self._getting.pop(call, None) is None:
+                return  # its caller has gone
+            if error is not None:
+                self._fail(call, error)
+            else:
+                self._receptions.submit(work)
+
+        future = self.table.expect(objref)
+        self._getting[call] = objref, future
+        future.add_done_callback(arrived)
+
+    def _on_read(self, stream: Stream) -> None:
+        """Send an object to a client that has no server, a chunk at a time."""
+
+        def receive(body: bytes | None) -> None:
+            if body is None:
+                return
+            stream.receiver = lambda more: None  # one request
+            try:
+                objref = message_set("transfer").message("fastrt.transfer.ReadRequest").FromString(body).objref
+            except DecodeError as exc:
+                stream.finish(_Code.INVALID_ARGUMENT.value[0], str(exc))
+            else:
+                self._receptions.submit(self._read, stream, reading, objref)
+
+        reading = Reading(stream)
+        stream.receiver = receive
+
+    def _read(self, stream: Stream, reading: Reading, objref: int) -> None:
+        try:
+            sealed = self.table.read(objref)
+            reading.begin(chunks(objref, self._pusher.parts(objref, sealed, False)))
+        except Exception as exc:  # any error is the answer to the caller
+            code, message = _status_of(exc)
+            stream.finish(code.value[0], message)
+
     # ---- StreamObj ----
 
     def _on_stream(self, stream: Stream) -> None:
@@ -408,6 +473,13 @@ class ObjStoreServer:
         inbound.abandon(exc)
         code, message = _status_of(exc)
         stream.finish(code.value[0], message)
+
+
+def _unary_types() -> dict[str, tuple[Any, Any]]:
+    """The request and response classes of the unary methods, by path."""
+    ours = message_set("transfer").methods("fastrt.transfer.Transfer")
+    types = {f"/ObjStore/{name}": pair for name, pair in message_set("ray").methods("ObjStore").items()}
+    return {**types, _FETCH: ours["Fetch"], GET: ours["GetObj"]}
 
 
 def _code_of(exc: BaseException) -> grpc.StatusCode | None:

@@ -26,8 +26,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
+
 from fastrt.config import Config
-from fastrt.errors import FastrtError
+from fastrt.errors import FastrtError, TaskError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import join_address, reachable, split_address
 from fastrt.net.grpc import streams
@@ -91,7 +94,12 @@ class _Slot:
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
         """Take a call, and begin to run it."""
-        request = _REQUEST.FromString(body)
+        try:
+            request = _REQUEST.FromString(body)
+        except DecodeError:
+            words = f"the request's {len(body)} bytes are no valid InvokeCallRequest"
+            self._server.finish(call, grpc.StatusCode.INVALID_ARGUMENT.value[0], words)
+            return
         self._server.finish(call)
         self._bridge.begin(self, request.call)
 
@@ -250,7 +258,8 @@ class Bridge:
             self._lost(run.call, exc)
             return
         except Exception as exc:  # of the function or of its arguments
-            results = [self._store.put_serialized(serialize(exc), error=True) for _ in run.call.result]
+            failed = serialize(TaskError.wrap(exc, task_name=run.call.name))
+            results = [self._store.put_serialized(failed, error=True) for _ in run.call.result]
         run.results = results
         run.left = len(results)
         for ref in results:

@@ -324,8 +324,11 @@ class Info(NamedTuple):
         tasks: bodies and results of the calls that no worker has, in order.
         functions: by name.
         idle_workers: the workers without a call.
-        targets: by reference: the target of an alias, the reference itself when ready, 2^64-1 when neither.
-        counts: by reference: its count, 2^64-1 when deallocated.
+        targets: by reference, from `first` on: the target of an alias, the reference itself when ready, 2^64-1 when
+            neither.
+        counts: by reference, from `first` on: its count, 2^64-1 when deallocated.
+        first: the first of these references.
+        older: the live references before it, each with its count and its target.
     """
 
     tasks: list[tuple[bytes, Sequence[int]]]
@@ -333,3 +336,5 @@ class Info(NamedTuple):
     idle_workers: list[int]
     targets: Any
     counts: Any
+    first: int = 0
+    older: Sequence[tuple[int, int, int]] = ()

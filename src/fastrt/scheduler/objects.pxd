@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from fastrt._core.refcounts.refcount cimport RefTable
 
 
-cdef int64_t _BITS, _READY, _ALIAS, _LOSE, _FREE
+cdef int64_t _BITS, _READY, _ALIAS, _LOSE, _FREE, _PAGE_BITS, _PAGE
 cdef uint64_t _KEPT
 cdef bytes _STEPS, _TARGETS
 
@@ -37,7 +37,8 @@ cdef bint _move(Entry entry, int64_t event) except -1
 @cython.final
 cdef class Objects:
     cdef public RefTable refs
-    cdef public list entries
+    cdef public list pages
+    cdef list _page_alive
     cdef public dict further
     cdef public dict incoming
     cdef public dict lost
@@ -50,9 +51,10 @@ cdef class Objects:
     cdef object _to_resolve
     cdef object _failing
 
-    @cython.locals(first=uint64_t, ref=uint64_t)
+    @cython.locals(first=uint64_t, ref=uint64_t, page=list)
     cpdef uint64_t add(self, uint64_t count, uint64_t counted) except? 0
 
+    @cython.locals(page=list, at=uint64_t)
     cpdef Entry entry(self, uint64_t ref)
 
     @cython.locals(canonical=int64_t, entry=Entry)
@@ -89,8 +91,11 @@ cdef class Objects:
     @cython.locals(entry=Entry)
     cpdef abandon(self, ref, str reason)
 
-    @cython.locals(entry=Entry, ref=uint64_t)
+    @cython.locals(entry=Entry, ref=uint64_t, page=list, number=uint64_t)
     cpdef drop(self, list freed)
+
+    @cython.locals(page=list)
+    cdef _forget(self, uint64_t number)
 
     @cython.locals(entry=Entry, delivery=Delivery)
     cpdef delivery_failed(self, ref, source, target, str reason)

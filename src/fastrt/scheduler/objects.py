@@ -4,7 +4,8 @@ A reference is resolved once its chain of aliases ends at an object that some st
 producer any more, or its last store is gone; an `ObjReady` restores it. `OBJECT` lists the moves.
 
 Each live reference has one entry with the fields that most events need, so an event looks it up once. Facts that few
-references have (the reason of a loss, waiting callers) are in separate tables, most often empty.
+references have (the reason of a loss, waiting callers) are in separate tables, most often empty. Entries are in pages,
+which are dropped when all of their references are deallocated.
 
 The texts of losses and failures are part of the checksums in a scheduler's log (log.py). They stay byte for byte:
 otherwise logs of earlier versions cannot be replayed.
@@ -34,6 +35,8 @@ _SOURCES_COMPARED = 8
 # Stores of an argument that count for its locality: enough to find a good place, however many have it.
 _PLACES_MAX = 16
 _DELIVERY_TRIES = 4
+_PAGE_BITS = 12
+_PAGE = 1 << _PAGE_BITS
 ABSENT = -1
 
 OBJECT = Transitions(
@@ -124,9 +127,10 @@ class Objects:
         failing: deque[tuple[int, str]],
     ) -> None:
         self.refs = RefTable()
-        # By reference, None once that is deallocated. References are dense from 0: a lookup in a list touches one cache
-        # line, in a dictionary four.
-        self.entries: list[Entry | None] = []
+        # By page and reference, None once that is deallocated; a page is None once all of its references are.
+        # References are dense from 0: a lookup in a list touches one cache line, in a dictionary four.
+        self.pages: list[list[Entry | None] | None] = []
+        self._page_alive: list[int] = []  # by page: its live references
         self.further: dict[int, dict[int, None]] = {}  # stores beyond an object's first two, by reference
         self.incoming: dict[int, dict[int, Delivery]] = {}  # deliveries under way, by reference and target
         self.lost: dict[int, str] = {}  # the reason, by the end of the chain of aliases
@@ -143,16 +147,40 @@ class Objects:
         """Make references whose objects are expected; returns the first."""
         first = self.refs.add(count, counted, True)
         for ref in range(first, first + count):
-            self.entries.append(Entry(ref))
+            if not ref & (_PAGE - 1):
+                self.pages.append([])
+                self._page_alive.append(0)
+            page = self.pages[ref >> _PAGE_BITS]
+            assert page is not None
+            page.append(Entry(ref))
+            self._page_alive[ref >> _PAGE_BITS] += 1
         return first
 
     def entry(self, ref: int) -> Entry | None:
         """The entry of a reference, None when it is not alive."""
-        return self.entries[ref] if ref < len(self.entries) else None
+        if ref >> _PAGE_BITS >= len(self.pages):
+            return None
+        page = self.pages[ref >> _PAGE_BITS]
+        at = ref & (_PAGE - 1)
+        return page[at] if page is not None and at < len(page) else None
 
     def live(self) -> Iterator[Entry]:
         """All entries, in the order of their references."""
-        return iter([entry for entry in self.entries if entry is not None])
+        pages = [page for page in self.pages if page is not None]
+        return iter([entry for page in pages for entry in page if entry is not None])
+
+    def restore_entries(self) -> None:
+        """Make the entries of references that were read from a snapshot."""
+        for first in range(0, len(self.refs), _PAGE):
+            self.pages.append([None] * min(_PAGE, len(self.refs) - first))
+            self._page_alive.append(0)
+        for ref, _, _ in self.refs.alive_before(len(self.refs)):
+            page = self.pages[ref >> _PAGE_BITS]
+            assert page is not None
+            page[ref & (_PAGE - 1)] = Entry(ref)
+            self._page_alive[ref >> _PAGE_BITS] += 1
+        for number in range(len(self.pages)):
+            self._forget(number)
 
     def add_push(self, worker: int, store: int) -> int:
         """Make a reference for an object that a worker produces without a call."""
@@ -166,7 +194,7 @@ class Objects:
         canonical = self.refs.canonical_of(ref)
         if canonical < 0:
             return None
-        entry = self.entries[canonical]
+        entry = self.entry(canonical)
         return entry if entry is not None and entry.first != ABSENT else None
 
     def is_resolved(self, ref: int) -> bool:
@@ -316,7 +344,7 @@ class Objects:
         settled = known and (self.is_resolved(target) or self.why_lost(target) is not None)
         names = self.refs.members(alias) if settled else []
         self.refs.alias(alias, target)
-        entry = self.entries[alias]
+        entry = self.entry(alias)
         if entry is not None:
             _move(entry, _ALIAS)
         self.unmake(alias)
@@ -346,7 +374,7 @@ class Objects:
         self.unmake(ref)
         if not self.refs.is_pending(ref):
             return
-        entry = self.entries[ref]
+        entry = self.entry(ref)
         assert entry is not None
         _move(entry, _LOSE)
         self.lost[ref] = reason
@@ -356,10 +384,16 @@ class Objects:
     def drop(self, freed: list[int]) -> None:
         """Drop the entries of deallocated references, and order their stores to deallocate the objects."""
         for ref in freed:
-            entry = self.entries[ref]
+            entry = self.entry(ref)
             assert entry is not None
             _move(entry, _FREE)
-            self.entries[ref] = None
+            number = ref >> _PAGE_BITS
+            page = self.pages[number]
+            assert page is not None
+            page[ref & (_PAGE - 1)] = None
+            self._page_alive[number] -= 1
+            if not self._page_alive[number]:
+                self._forget(number)
             if entry.first != ABSENT:
                 self._effects.append(DeallocateObject(entry.first, ref))
             if entry.second != ABSENT:
@@ -378,6 +412,12 @@ class Objects:
                 for worker, _ in self.requests.pop(ref, ()):
                     words = "It was deallocated: nobody counted it any more."
                     self._effects.append(RequestFailed(worker, ref, words))
+
+    def _forget(self, number: int) -> None:
+        """Drop a page if it is full and all of its references are deallocated."""
+        page = self.pages[number]
+        if page is not None and len(page) == _PAGE and not self._page_alive[number]:
+            self.pages[number] = None
 
     def remove_store(self, store: int) -> None:
         """Remove a lost store: its deliveries restart from other stores, and objects that only it had are lost."""
@@ -510,9 +550,13 @@ class Objects:
     def check_invariants(self) -> None:
         """Raise AssertionError when the tables contradict each other."""
         check_invariants(self.refs)
-        alive = [ref for ref in range(len(self.refs)) if self.refs.is_alive(ref)]
+        alive = [ref for ref, _, _ in self.refs.alive_before(len(self.refs))]
         assert [entry.ref for entry in self.live()] == alive, "entries and live references differ"
-        assert len(self.entries) == len(self.refs), "entries are missing"
+        assert len(self.pages) == -(-len(self.refs) // _PAGE), "pages are missing"
+        for number, page in enumerate(self.pages):
+            count = sum(entry is not None for entry in page or ())
+            assert count == self._page_alive[number], f"page {number} has {count} live references"
+            assert page is None or count or len(page) < _PAGE, f"page {number} is dead and kept"
         sending: dict[int, int] = {}
         for entry in self.live():
             ref, stores = entry.ref, self.stores(entry)

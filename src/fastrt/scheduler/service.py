@@ -31,16 +31,21 @@ from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
+from fastrt.scheduler.holdings import Holdings
+from fastrt.scheduler.locate import LOCATE, Locator
+from fastrt.scheduler.locate import SERVICE as LOCATOR
 from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
 from fastrt.scheduler.state import SchedulerState, Settings
 from fastrt.scheduler.wire import (
     ATTACH,
+    CLASSES,
     EXCHANGE,
     LINK,
     LINK_SERVICE,
     MESSAGE_BYTES_MAX,
     METHODS,
+    REFS_MAX,
     SERVICE,
     parse_request,
 )
@@ -49,6 +54,10 @@ _log = logging.getLogger(__name__)
 
 _OK = 0
 _FULL_RETRY_S = 0.2
+_LOOK_S, _LOOK_S_MAX = 0.1, 5.0  # the first and the longest time between two looks at the connections of lost peers
+_OWN_CALL = 0  # the number of a request that the scheduler makes itself; no caller's call has it
+_NO_EVENT = ev.SchedulerInfo(0)
+_DECREMENT = f"/{SERVICE}/DecrementRefCount"
 _REQUEST_BYTES = 4096  # the most that a request adds to the log beside twice its bytes
 # Messages travel in HTTP/2 headers; clients accept 8 KiB of those.
 _MESSAGE_CHARS_MAX = 3000
@@ -143,16 +152,21 @@ class Scheduler:
         self._on_request_failed = on_request_failed
         self._outgoing: Outgoing | None = None
         self._paths: dict[int, str] = {}
+        self._holdings = Holdings()
+        self._is_watching = False  # a look at the connections of lost peers is due
+        self._look_s = _LOOK_S
         self._effects: list[
             tuple[Effect, Event, int]
         ] = []  # effects that wait for the write, with the numbers of orders
         self._broken: StateDirectoryError | None = None
         self._retry_at: float | None = None
+        self._locator = Locator()
         self._batches: dict[int, tuple[_Batch, Any]] = {}  # where the answers to calls of a batch go
         self._next_part = 0  # numbers of calls of batches: below 0, where those of the server are above
-        self._standard = StandardServices([SERVICE, LINK_SERVICE], [message_set("ray"), message_set("scheduler")])
+        sets = [message_set(name) for name in ("ray", "scheduler", "transfer")]
+        self._standard = StandardServices([SERVICE, LINK_SERVICE, LOCATOR], sets)
         authorize = self._authorize if options.token is not None and options.identity is None else None
-        paths = [*METHODS, EXCHANGE, CHECK_PATH]
+        paths = [*METHODS, EXCHANGE, LOCATE, CHECK_PATH]
         streams = {ATTACH: self._on_attach, **self._standard.streams}
         self._server = open_server(self, paths, streams, MESSAGE_BYTES_MAX, authorize)
 
@@ -229,6 +243,13 @@ class Scheduler:
         if method == EXCHANGE:
             self._exchange(call, body)
             return
+        if method == LOCATE:
+            with self._lock:
+                found = self._locator.ask(call, body, self._state)
+                self._found([found] if found is not None else [])
+                if self._log is None:
+                    self._settle()
+            return
         with self._lock:
             self._take(call, method, body)
             if self._log is None:
@@ -299,7 +320,9 @@ class Scheduler:
         stream.receiver = receive
 
     def on_cancel(self, call: int) -> None:
-        """Ignore the cancellation: a received call is carried out, whether its caller waits or not."""
+        """Forget a call that waits for an object; others are carried out, whether their caller waits or not."""
+        with self._lock:
+            self._locator.cancel(call)
 
     def on_idle(self) -> float | None:
         """Write the batch and send its effects; returns when to try a full disk again."""
@@ -321,6 +344,11 @@ class Scheduler:
         effects = self._state.handle(event)
         log = self._log
         refused = bool(effects) and isinstance(effects[0], Answer) and isinstance(effects[0].value, Failure)
+        if not refused:
+            asked = event.call if isinstance(event, ev.Call) else 0
+            connection = self._server.peer(self._batches[asked][0].call if asked < 0 else asked) if asked else None
+            self._holdings.note(event, effects, connection, self._state.tasks)
+            self._watch_leaving()
         if log is not None and not refused and (wire is None or METHODS[wire[0]].changes):
             log.keep(event, wire, effects)
         for effect in effects:
@@ -328,6 +356,40 @@ class Scheduler:
             if log is not None and isinstance(effect, ev.NotifyAlias | ev.DeallocateObject):
                 number = log.order(effect)
             self._effects.append((effect, event, number))
+        if not refused:
+            self._found(self._locator.answers(event, self._state))
+
+    def _found(self, answers: list[Answer]) -> None:
+        """Answer calls that waited for an object, when what they say is on disk."""
+        for answer in answers:
+            self._paths[answer.call] = LOCATE
+            self._effects.append((answer, _NO_EVENT, 0))
+
+    def _watch_leaving(self) -> None:
+        """Look again soon at the connections of peers that are lost, unless that is due already."""
+        if self._holdings.is_waiting() and not self._is_watching and self._outgoing is not None:
+            self._is_watching = True
+            self._outgoing.after(self._look_s, self._return_counts)
+            self._look_s = min(2 * self._look_s, _LOOK_S_MAX)
+
+    def _return_counts(self) -> None:
+        """Drop the counts that dead peers held."""
+        with self._lock:
+            self._is_watching = False
+            for counts in self._holdings.dead(self._server.is_open):
+                refs = self._state.objects.refs
+                alive = {ref: min(count, refs.count(ref)) for ref, count in counts.items() if refs.is_alive(ref)}
+                held = [ref for ref, count in alive.items() for _ in range(count)]
+                _log.info("a peer that is gone gives back %d counts", len(held))
+                for at in range(0, len(held), REFS_MAX):
+                    batch = held[at : at + REFS_MAX]
+                    body = CLASSES["DecrementRefCount"][0](objref=batch).SerializeToString()
+                    self._paths[_OWN_CALL] = _DECREMENT
+                    self._handle(ev.DecrementRefs(_OWN_CALL, batch), (_DECREMENT, body))
+                    self._settle()
+            if not self._holdings.is_waiting():
+                self._look_s = _LOOK_S
+            self._watch_leaving()
 
     def _has_room(self, log: EventLog, body_bytes: int) -> bool:
         """Whether a request and the records of its effects can be kept."""
@@ -369,11 +431,10 @@ class Scheduler:
         for worker, address in workers.items():
             self._outgoing.add_worker(worker, address)
         if self._log is not None:
-            no_call = ev.SchedulerInfo(0)
             for number, order in list(self._log.orders.items()):
-                self._carry_out(order, no_call, number)
+                self._carry_out(order, _NO_EVENT, number)
             for effect in self._state.unfinished():
-                self._carry_out(effect, no_call, 0)
+                self._carry_out(effect, _NO_EVENT, 0)
 
     def _order_answered(self, number: int) -> None:
         if self._log is not None:
@@ -415,6 +476,8 @@ class Scheduler:
         path = self._paths.pop(answer.call)
         if isinstance(answer.value, Failure):
             self._refuse(answer.call, answer.value)
+        elif path == LOCATE:
+            self._server.finish(answer.call, _OK, "", answer.value)
         else:
             self._finish(answer.call, _OK, "", METHODS[path].build(answer.value))
 

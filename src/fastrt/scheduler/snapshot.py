@@ -133,8 +133,7 @@ def _load_worker(
 
 
 def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
-    refs = objects.refs
-    objects.entries = [Entry(ref) if refs.is_alive(ref) else None for ref in range(len(refs))]
+    objects.restore_entries()
     for ref, stores in saved["stores"]:
         for store in stores:
             objects.put(_entry(objects, ref), store)

@@ -33,6 +33,9 @@ from fastrt.scheduler.objects import ABSENT, Entry, Objects
 from fastrt.scheduler.policy import Backlog, Demand, Placement
 from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Function, Group, Groups, Task, Worker
 
+# SchedulerInfo shows so many references by their position, the newest: 2.6 MB at most, below the 4 MiB that clients of
+# gRPC take. Older ones that are alive are listed beside.
+INFO_REFS_MAX = 1 << 17
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
 # Numbers of states and events of the two tables.
 _IDLE, _BUSY, _REFUSING, _LOST = map(WORKER.states.index, ("IDLE", "BUSY", "REFUSING", "LOST"))
@@ -483,7 +486,10 @@ class SchedulerState:
         waiting = [(t.body, t.results()) for t in self.tasks.values() if t.worker is None]
         functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self.functions.items()}
         idle = [n for n, w in enumerate(self.workers) if w.state == _IDLE]
-        return Info(waiting, functions, idle, self.objects.refs.targets(), self.objects.refs.counts())
+        refs = self.objects.refs
+        first = max(0, len(refs) - INFO_REFS_MAX)
+        older = refs.alive_before(first) if first else []
+        return Info(waiting, functions, idle, refs.targets(first), refs.counts(first), first, older)
 
     def _worker(self, number: int) -> Worker:
         worker = self.workers[number] if number < len(self.workers) else None

@@ -35,6 +35,7 @@ LINK_SERVICE = "fastrt.scheduler.Link"
 LINK = message_set("scheduler").methods(LINK_SERVICE)
 LinkAnswer = message_set("scheduler").message("fastrt.scheduler.Answer")
 ATTACH, EXCHANGE = (f"/{LINK_SERVICE}/{name}" for name in ("Attach", "Exchange"))
+_InfoMark = message_set("transfer").message("fastrt.transfer.SchedulerInfoMark")
 _ACK = b""
 
 Parse = Callable[[Any, int], Event]
@@ -174,7 +175,10 @@ def _info(info: ev.Info) -> bytes:
     reply.avail_worker.extend(info.idle_workers)
     reply.target_objref.extend(info.targets)
     reply.reference_count.extend(info.counts)
-    return bytes(reply.SerializeToString())
+    mark = _InfoMark(first_objref=info.first)
+    for ref, count, target in info.older:
+        mark.older.add(objref=ref, count=count, target=target)
+    return bytes(reply.SerializeToString() + mark.SerializeToString())
 
 
 _REPLIES = {name: reply for name, (_, reply) in CLASSES.items()}

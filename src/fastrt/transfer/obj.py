@@ -7,15 +7,19 @@ any other Python with fastrt unpickles it.
 
     Python                    Obj
     str                       string_data (UTF-8)       String and Unicode become str, or bytes if not UTF-8
+    bytes                     string_data, marked       the mark makes bytes of what could be text
     int within 64 bits        int_data                  else long_data, decimal digits
     float, bool, None         double_data, bool_data, empty_data
     list, tuple, dict         list_data, tuple_data, dict_data of such values
     NumPy array               array_data; bool, integers, float32 and float64
+    NumPy scalar              array_data with is_scalar, of the same types
     ObjectRef                 objref_data, by its name in the cluster
-    anything else             pyobj_data; bytes too, so that they return as bytes
+    an error, as a result     dict_data, marked: its type, text and traceback
+    anything else             pyobj_data
 
-Received depths and shapes are checked before they are used. A pickle is opened only when the caller says that its
-sender has shown the session's token.
+A mark is a field that the seed's messages do not have (protos/transfer/marks.proto); its programs skip it. Received
+depths and shapes are checked before they are used. A pickle is opened only when the caller says that its sender has
+shown the session's token.
 
 Source: types.proto, L. types of ray-legacy of April 2016, with the fields that it gained later.
 """
@@ -26,12 +30,14 @@ import math
 import pickle
 import re
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-from fastrt.errors import FastrtError, SerializationError
+from fastrt.errors import FastrtError, SerializationError, TaskError, format_user_traceback
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import NDARRAY, PICKLE, PICKLE5, deserialize, serialize
@@ -48,6 +54,11 @@ Obj = _MESSAGES.message("Obj")
 _ARRAY_FIELDS = {"b": "uint_data", "i": "int_data", "u": "uint_data", "f4": "float_data", "f8": "double_data"}
 _ARRAY_CODES = "?bBhHiIlLqQfd"
 
+_MARK = b"\xa0\x06\x01"  # field 100, true
+_MARK_NUMBER = 100
+_ERROR_KEYS = ("type", "text", "traceback")
+_PIECE_BYTES = 1 << 20  # smaller values are copied into their message
+
 # PROTO 4, GLOBAL, BININT2 kind, NEWTRUE or NEWFALSE, BINBYTES8 length ... TUPLE3, REDUCE, STOP
 _HEAD = re.compile(rb"\x80\x04cfastrt\.transfer\.obj\nrestore\nM(..)([\x88\x89])\x8e(.{8})", re.S)
 TAIL = b"\x87R."
@@ -59,6 +70,26 @@ class ObjError(FastrtError, ValueError):
 
 class UntrustedPickleError(FastrtError):
     """A pickled value came from a sender that has not shown the session's token; it was not opened."""
+
+
+class ForeignError(FastrtError):
+    """A function failed in a program of another language, or its error arrived as text.
+
+    Attributes:
+        type_name: the error's type, as its program names it.
+        text: its message.
+        traceback_text: where it was raised; empty if that is not known.
+    """
+
+    def __init__(self, type_name: str, text: str, traceback_text: str = "") -> None:
+        super().__init__(type_name, text, traceback_text)
+        self.type_name = type_name
+        self.text = text
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        lines = [f"{self.type_name}: {self.text}", self.traceback_text.rstrip()]
+        return "\n".join(line for line in lines if line)
 
 
 # ---- pickles around bytes of the arena ----
@@ -142,6 +173,48 @@ def to_bytes(value: Any, name: Callable[[ObjectRef], int] | None = None) -> byte
     return data
 
 
+def to_parts(value: Any, name: Callable[[ObjectRef], int] | None = None) -> list[bytes | memoryview]:
+    """Serialise the `Obj` of a value in pieces; bytes, strings and arrays of floats are not copied, and have no limit.
+
+    Raises:
+        SerializationError: as for `to_bytes`.
+    """
+    data: bytes | memoryview | None = None
+    field, head, tail = 1, b"", b""
+    if type(value) is bytes:
+        data, tail = value, _MARK
+    elif type(value) is str and len(value) >= _PIECE_BYTES and _is_unicode(value):
+        data = value.encode()
+    elif _is_numpy(value, "ndarray") and value.dtype.str in ("<f4", "<f8") and value.flags.c_contiguous:
+        array = _MESSAGES.message("Array")(shape=value.shape, dtype=value.dtype.num)
+        field, head = 5, array.SerializeToString()
+        data = memoryview(value).cast("B") if value.nbytes else b""
+    if data is None or len(data) < _PIECE_BYTES:
+        return [to_bytes(value, name)]
+    inner = 1 if field == 1 else 3 if value.dtype.char == "d" else 4
+    head += _length_field(inner, len(data))
+    return [_length_field(field, len(head) + len(data) + len(tail)) + head, data, tail]
+
+
+def error_to_bytes(exc: BaseException) -> bytes:
+    """Serialise the `Obj` of an error that is a result: its type, text and traceback, with the mark of an error."""
+    if isinstance(exc, ForeignError):
+        said = exc.args
+    else:
+        cause = exc.cause if isinstance(exc, TaskError) and exc.cause is not None else exc
+        kind = type(cause)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        text = exc.traceback_text if isinstance(exc, TaskError) else format_user_traceback(exc)
+        said = (name, _text_of(cause), text)
+    parts = [part.encode(errors="backslashreplace") for part in said]
+    message = Obj(dict_data={"elem": [
+        {"key": {"string_data": {"data": key.encode()}}, "value": {"string_data": {"data": part}}}
+        for key, part in zip(_ERROR_KEYS, parts, strict=True)
+    ]})  # fmt: skip
+    data: bytes = message.SerializeToString()
+    return data + _MARK
+
+
 def from_bytes(data: bytes, trusted: bool, find: Callable[[int], ObjectRef] | None = None) -> Any:
     """Read a serialised `Obj`.
 
@@ -151,6 +224,7 @@ def from_bytes(data: bytes, trusted: bool, find: Callable[[int], ObjectRef] | No
         find: returns the reference for a name in the cluster.
     Raises:
         ObjError: they are not an `Obj`.
+        ForeignError: they are an error's.
         UntrustedPickleError: it holds a pickle and is not trusted.
     """
     message = Obj()
@@ -166,9 +240,22 @@ def from_obj(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | Non
 
     Raises:
         ObjError: it has no field, several, or one with an impossible value.
+        ForeignError: it is an error's.
         UntrustedPickleError: it holds a pickle and is not trusted.
     """
     return _read(message, trusted, find, 0)
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as other:  # a user's __str__ may raise anything
+        return f"<no text: {type(other).__name__}>"
+
+
+def _is_marked(message: Any) -> bool:
+    fields: Any = UnknownFieldSet(message)
+    return any(field.field_number == _MARK_NUMBER for field in fields)
 
 
 def _length_field(number: int, length: int) -> bytes:
@@ -195,6 +282,9 @@ def _fill(message: Any, value: Any, name: Callable[[ObjectRef], int] | None, dep
     elif kind is str and _is_unicode(value):
         message.string_data.data = value.encode()
         message.string_data.SetInParent()
+    elif kind is bytes:
+        message.string_data.data = value
+        message.string_data.MergeFromString(_MARK)
     elif kind is ObjectRef and name is not None:
         message.objref_data.data = name(value)
         message.objref_data.SetInParent()
@@ -232,9 +322,18 @@ def _is_unicode(value: str) -> bool:
     return True
 
 
+def _is_numpy(value: Any, name: str) -> bool:
+    """Whether a value is an `ndarray` or a `generic` of NumPy, which this module does not import for it."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    return type(value) is numpy.ndarray if name == "ndarray" else isinstance(value, numpy.generic)
+
+
 def _fill_array(message: Any, value: Any) -> bool:
-    """Write an array of a type that `Array` has a field for; False for any other value."""
-    if not (type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"):
+    """Write an array or a scalar of a type that `Array` has a field for; False for any other value."""
+    is_scalar = _is_numpy(value, "generic")
+    if not (is_scalar or _is_numpy(value, "ndarray")):
         return False
     dtype = value.dtype
     field = _ARRAY_FIELDS.get(dtype.kind if dtype.kind != "f" else f"f{dtype.itemsize}")
@@ -244,7 +343,7 @@ def _fill_array(message: Any, value: Any) -> bool:
     array.SetInParent()
     array.shape.extend(value.shape)
     array.dtype = dtype.num
-    array.is_scalar = value.ndim == 0
+    array.is_scalar = is_scalar
     plain = value.astype("u1" if dtype.kind == "b" else dtype.newbyteorder("="))
     getattr(array, field).extend(plain.ravel().tolist())
     return True
@@ -276,6 +375,8 @@ def _read(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | None, 
     if field == "empty_data":
         return None
     if field == "string_data":
+        if _is_marked(part):
+            return part.data
         try:
             return part.data.decode()
         except UnicodeDecodeError:
@@ -290,7 +391,10 @@ def _read(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | None, 
         items = [_read(item, trusted, find, depth + 1) for item in part.elem]
         return items if field == "list_data" else tuple(items)
     if field == "dict_data":
-        return _read_dict(part, trusted, find, depth)
+        found = _read_dict(part, trusted, find, depth)
+        if len(found) == len(_ERROR_KEYS) and _is_marked(message):
+            raise ForeignError(*(str(found.get(key, "")) for key in _ERROR_KEYS))
+        return found
     if field == "array_data":
         return _read_array(part)
     if field == "objref_data":
@@ -329,9 +433,11 @@ def _read_array(part: Any) -> Any:
     if len(shape) > 32 or math.prod(shape) != len(data):
         raise ObjError(f"an Array of shape {list(shape)[:33]} has {len(data)} elements in {field}")
     if dtype.kind == "f":
-        return numpy.array(data, dtype).reshape(shape)
+        floats = numpy.array(data, dtype).reshape(shape)
+        return floats[()] if part.is_scalar else floats
     wide = numpy.array(data, numpy.int64 if dtype.kind == "i" else numpy.uint64)
     narrow = wide.astype(dtype)
     if not (narrow == wide).all():
         raise ObjError(f"an Array of {dtype.name} has an element out of its range")
-    return narrow.reshape(shape)
+    found = narrow.reshape(shape)
+    return found[()] if part.is_scalar else found

@@ -20,6 +20,7 @@ from fastrt._core.objects.handles import Pin, Writer
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
 
 # Kinds of values that every store of this version can read: the core's scalars and those of store.serialize.
 _SCALAR_BYTES = {0: 0, 1: 0, 2: 0, 3: 8, 4: 8, 5: -1, 6: -1}
@@ -149,14 +150,15 @@ class Receipt:
         self._table._arrived(self, sealed)
         return sealed
 
-    def put(self, value: Any) -> ObjectRef:
-        """Store a value that was built from the received bytes, instead of the bytes.
+    def put(self, value: Any, is_error: bool = False) -> ObjectRef:
+        """Store a value that was built from the received bytes, instead of the bytes; with `is_error`, `get` raises it.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
         self.view = self.writer = None
-        ref = self._table.store.put(value)
+        store = self._table.store
+        ref = store.put_serialized(serialize(value), error=True) if is_error else store.put(value)
         self._table._arrived(self, ref)
         return ref
 
@@ -367,6 +369,15 @@ class Table:
         if ref is not None:
             future.set_result(ref)
         return future
+
+    def unexpect(self, objref: int, future: Future[ObjectRef]) -> None:
+        """Forget a future of `expect` that no caller waits for any more."""
+        with self._lock:
+            waiting = self._waiting.get(objref, [])
+            if future in waiting:
+                waiting.remove(future)
+                if not waiting:
+                    del self._waiting[objref]
 
     def begin(self, objref: int) -> tuple[Receipt | None, Future[ObjectRef]]:
         """Claim the one transfer of an object.

@@ -38,7 +38,9 @@ cdef enum:
 
 
 cdef class RefTable:
-    cdef frt_ref **blocks  # of 1 << BLOCK_BITS references each; a block never moves
+    cdef frt_ref **blocks  # of 1 << BLOCK_BITS references each; a block never moves; FORGOTTEN once all are dead
+    cdef uint32_t *block_alive  # by block: its live references
+    cdef bint has_dead_block  # which `forget` has not freed yet
     cdef uint64_t block_count
     cdef uint64_t block_room
     cdef uint64_t length
@@ -60,6 +62,9 @@ cdef class RefTable:
     cpdef list members(self, uint64_t ref)
     cdef int fail(self, int kind, uint64_t ref) except -1
     cdef int grow(self, uint64_t wanted) except -1
+    cdef int add_forgotten(self) except -1
+    cdef bint is_kept(self, uint64_t block) noexcept nogil
+    cdef int forget(self) noexcept
     cdef uint64_t find(self, uint64_t ref) noexcept nogil
     cdef int seen(self, uint64_t ref) noexcept nogil
     cdef int increment_all(self, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil

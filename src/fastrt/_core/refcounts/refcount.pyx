@@ -7,6 +7,9 @@ for a pending producer, one per delivery in flight). When no member has one, all
 the references that they contained are decremented, which may deallocate further classes. The classes to deallocate are
 linked through the dead entries: depth and length cost no stack and no memory.
 
+Dead references are forgotten: when all references of a block are deallocated, the block is freed, and one that stands
+for any dead block takes its place. Their numbers are never used again.
+
 A batch of changes is applied completely or not at all. Large batches release the GIL. The table's lock is held over C
 code only, never while a Python object is made, because that may run a finalizer that calls this table again.
 
@@ -24,7 +27,7 @@ from fastrt.errors import ReferenceCountError
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from fastrt._core.refcounts.batch cimport Batch
 
@@ -53,6 +56,14 @@ cdef enum:
 
 UNKNOWN = NIL
 FREED = NIL
+
+# Stands for each block whose references are all dead. Nothing writes to it.
+cdef frt_ref *FORGOTTEN = <frt_ref *>aligned_alloc(sizeof(frt_ref), sizeof(frt_ref) << BLOCK_BITS)
+if FORGOTTEN == NULL:
+    raise MemoryError("no memory for a table of references")
+memset(FORGOTTEN, 0, sizeof(frt_ref) << BLOCK_BITS)
+for _index in range(1 << BLOCK_BITS):
+    FORGOTTEN[<uint64_t>_index].count = FORGOTTEN[<uint64_t>_index].target = NIL
 
 _KINDS = ("", "unknown", "freed", "negative", "aliased", "ready", "circular", "contained", "uncounted", "negative")
 _WORDS = (
@@ -95,12 +106,14 @@ cdef class RefTable:
         pthread_mutex_init(&self.lock, NULL)
 
     def __dealloc__(self):
-        cdef uint64_t r
-        for r in range(self.length):
-            free(ref_at(self, r).contents)
+        cdef uint64_t r, i
         for r in range(self.block_count):
-            free(self.blocks[r])
+            if self.blocks[r] != FORGOTTEN:
+                for i in range(min(<uint64_t>1 << BLOCK_BITS, self.length - (r << BLOCK_BITS))):
+                    free(self.blocks[r][i].contents)
+                free(self.blocks[r])
         free(<void *>self.blocks)
+        free(self.block_alive)
         pthread_mutex_destroy(&self.lock)
 
     def __len__(self):
@@ -147,6 +160,7 @@ cdef class RefTable:
             made = ref_at(self, r)
             made.count, made.hold, made.live, made.contents = count, PENDING if pending else 0, 1, NULL
             made.target, made.parent, made.next, made.end = NIL, r, r, r
+            self.block_alive[r >> BLOCK_BITS] += 1
         self.length = first + n
         leave(self)
         return first
@@ -383,25 +397,46 @@ cdef class RefTable:
             self.fail(UNKNOWN_REF, ref)
         return ref_at(self, ref).count
 
-    def counts(self):
-        """Copy all counts as array('Q'), by reference; `FREED` where deallocated. Holds are not included."""
+    def counts(self, uint64_t first=0):
+        """Copy the counts from reference `first` on as array('Q'); `FREED` where deallocated. They include no holds."""
         cdef uint64_t r
         enter(self)
-        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
-        for r in range(self.length):
-            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).count
+        first = min(first, self.length)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, (self.length - first) * 8)
+        for r in range(first, self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r - first] = ref_at(self, r).count
         leave(self)
         return array("Q", data)
 
-    def targets(self):
-        """Copy all targets as array('Q'), by reference: the reference itself if canonical, `UNKNOWN` if not known."""
+    def targets(self, uint64_t first=0):
+        """Copy the targets from reference `first` on as array('Q'): the reference itself if canonical, `UNKNOWN` if its
+        target is not known or it is forgotten.
+        """
         cdef uint64_t r
         enter(self)
-        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
-        for r in range(self.length):
-            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).target
+        first = min(first, self.length)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, (self.length - first) * 8)
+        for r in range(first, self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r - first] = ref_at(self, r).target
         leave(self)
         return array("Q", data)
+
+    def alive_before(self, uint64_t first):
+        """The live references below `first`, in order, each as (reference, count, target)."""
+        cdef uint64_t r, block
+        cdef list found = []
+        for block in range(self.block_count):
+            if not self.is_kept(block) or self.block_alive[block] == 0:
+                continue
+            for r in range(block << BLOCK_BITS, min(first, self.length, (block + 1) << BLOCK_BITS)):
+                if ref_at(self, r).count != NIL:
+                    found.append((r, ref_at(self, r).count, ref_at(self, r).target))
+        return found
+
+    @property
+    def kept(self):
+        """For how many references there is memory: the live ones, and the dead ones that are not forgotten."""
+        return sum([self.is_kept(block) for block in range(self.block_count)]) << BLOCK_BITS
 
     cdef int fail(self, int kind, uint64_t ref) except -1:
         """Raise the error of a kind for one reference."""
@@ -416,12 +451,42 @@ cdef class RefTable:
                 blocks = realloc(<void *>self.blocks, room * sizeof(frt_ref *))
                 if blocks == NULL:
                     raise MemoryError(f"no memory for a table of references: {room} blocks")
-                self.blocks, self.block_room, room = <frt_ref **>blocks, room, room * 2
+                self.blocks = <frt_ref **>blocks
+                counters = realloc(self.block_alive, room * sizeof(uint32_t))
+                if counters == NULL:
+                    raise MemoryError(f"no memory for a table of references: {room} blocks")
+                self.block_alive, self.block_room, room = <uint32_t *>counters, room, room * 2
             block = aligned_alloc(sizeof(frt_ref), sizeof(frt_ref) << BLOCK_BITS)
             if block == NULL:
                 raise MemoryError(f"no memory for a table of references: {sizeof(frt_ref) << BLOCK_BITS} bytes")
             self.blocks[self.block_count] = <frt_ref *>block
+            self.block_alive[self.block_count] = 0
             self.block_count += 1
+        return 0
+
+    cdef int add_forgotten(self) except -1:
+        """Add a block of dead references behind a full one, for a table that is loaded."""
+        self.grow(self.length + (<uint64_t>1 << BLOCK_BITS))
+        free(self.blocks[self.block_count - 1])
+        self.blocks[self.block_count - 1] = FORGOTTEN
+        self.length += <uint64_t>1 << BLOCK_BITS
+        self.freed_count += <uint64_t>1 << BLOCK_BITS
+        return 0
+
+    cdef bint is_kept(self, uint64_t block) noexcept nogil:
+        """Whether a block has references of its own, dead or alive."""
+        return self.blocks[block] != FORGOTTEN
+
+    cdef int forget(self) noexcept:
+        """Free the blocks whose references are all dead. Under the lock: a batch without the GIL may read them."""
+        cdef uint64_t block
+        enter(self)
+        self.has_dead_block = False
+        for block in range(self.length >> BLOCK_BITS):
+            if self.block_alive[block] == 0 and self.blocks[block] != FORGOTTEN:
+                free(self.blocks[block])
+                self.blocks[block] = FORGOTTEN
+        leave(self)
         return 0
 
     cdef uint64_t find(self, uint64_t ref) noexcept nogil:
@@ -508,6 +573,9 @@ cdef class RefTable:
             while True:
                 ref_at(self, ref).count = NIL
                 self.freed_count += 1
+                self.block_alive[ref >> BLOCK_BITS] -= 1
+                if self.block_alive[ref >> BLOCK_BITS] == 0:
+                    self.has_dead_block = True
                 last, ref = ref, ref_at(self, ref).next
                 if ref == end:
                     break
@@ -584,9 +652,13 @@ cdef class RefTable:
         return OK
 
     cdef list listed(self, uint64_t head):
-        """The chain of deallocated references as a list. It needs no lock: dead references never change."""
+        """The chain of deallocated references as a list. It needs no lock: only this method frees dead references, and
+        no other thread runs meanwhile: appending an int to a list does not release the GIL.
+        """
         cdef list found = []
         while head != NIL:
             found.append(head)
             head = ref_at(self, head).next
+        if self.has_dead_block:
+            self.forget()
         return found

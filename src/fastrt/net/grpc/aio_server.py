@@ -45,6 +45,7 @@ class AioStream:
         self._held = False
         self._resumed = asyncio.Event()
         self.receiver: Callable[[bytes | None], None] = lambda body: None
+        self.on_sent: Callable[[], None] = lambda: None
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
@@ -82,6 +83,7 @@ class AioStream:
                     await context.write(item)
                     self._unread -= len(item)
                     self._resumed.set()
+                    self.on_sent()
                 elif item[0] == 0:
                     return
                 else:
@@ -180,6 +182,14 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
         else:
             thread.loop.call_soon_threadsafe(self._resolve, answered, (code, message, body, trailing))
         return True
+
+    def peer(self, call: int) -> object:
+        """The name of the connection of a call that is not answered yet."""
+        return self._pending[call].caller.peer
+
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its name."""
+        return self._door.is_open(peer)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call, or its refusal; grpcio calls this (`grpc.GenericRpcHandler`)."""

@@ -43,9 +43,13 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One streaming call. Its receiver gets every message, and None when the caller sends no more."""
+    """One streaming call. Its receiver gets every message, and None when the caller sends no more.
+
+    `on_sent` is called on the server's thread after each message that the connection has taken.
+    """
 
     receiver: Callable[[bytes | None], None]
+    on_sent: Callable[[], None]
     on_closed: Callable[[], None]
 
     def send(self, body: bytes) -> None:
@@ -79,6 +83,12 @@ class Server(Protocol):
 
     def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
         """Answer a call, from any thread; False when its caller has gone, or it was answered before."""
+
+    def peer(self, call: int) -> object:
+        """The name of the connection of a call that is not answered yet."""
+
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its name; one of a Unix socket counts as open. Looks at all descriptors."""
 
     def pending_count(self) -> int:
         """Number of calls that wait for an answer."""

@@ -271,6 +271,16 @@ class Door:
         """Number of known connections."""
         return len(self._connections)
 
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its peer's name; one of a Unix socket counts as open: no scan shows it."""
+        if not isinstance(peer, bytes) or peer.startswith(b"unix"):
+            return True
+        for port in self._ports:
+            found = connections.find(port, DESCRIPTORS_MAX)
+            if found is None or any(_name_of(host, number) == peer for _, _, host, number, _, _ in found):
+                return True
+        return False
+
     def caller(self, peer: object) -> Connection:
         """Return the connection of a new call, by gRPC's name of its peer."""
         now = time.monotonic()
@@ -438,9 +448,7 @@ class Door:
         self, now: float, descriptor: int, inode: int, host: bytes, port: int, acked: int, received: int
     ) -> Connection:
         """Update or make the record of a connection that was found."""
-        if host.startswith(b"::ffff:") and b"." in host:
-            host = host[7:]
-        peer = b"ipv6:%%5B%b%%5D:%d" % (host, port) if b":" in host else b"ipv4:%b:%d" % (host, port)
+        peer = _name_of(host, port)
         found = self._connections.get(peer)
         if found is None or (found.inode >= 0 and found.inode != inode):
             with self._lock:
@@ -508,6 +516,13 @@ class Door:
             ended, self._ended = self._ended, {}
             for why, count in ended.items():
                 _log.warning("ended %d connections to port %s: each %s", count, sorted(self._ports), why)
+
+
+def _name_of(host: bytes, port: int) -> bytes:
+    """gRPC's name of a peer."""
+    if host.startswith(b"::ffff:") and b"." in host:
+        host = host[7:]
+    return b"ipv6:%%5B%b%%5D:%d" % (host, port) if b":" in host else b"ipv4:%b:%d" % (host, port)
 
 
 def _is_busy(every: list[Connection]) -> bool:

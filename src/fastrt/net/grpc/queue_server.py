@@ -81,6 +81,7 @@ class QueueStream:
         self._inside = False  # the receiver runs
         self._held = False
         self.receiver: Callable[[bytes | None], None] = lambda body: None
+        self.on_sent: Callable[[], None] = lambda: None
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
@@ -146,6 +147,9 @@ class QueueStream:
                 self._done = True
             self._push()
             self._take()
+            done = self._done
+        if not done:
+            self.on_sent()
 
     def _read(self, event: Any) -> None:
         body = event.batch_operations[0].message() if event.success else None
@@ -278,6 +282,14 @@ class QueueServer(ServerParts):
             unary.watched = True
         self._reply(unary, watched, code, message, body, trailing)
         return True
+
+    def peer(self, call: int) -> object:
+        """The name of the connection of a call that is not answered yet."""
+        return self._pending[call].caller.peer
+
+    def is_open(self, peer: object) -> bool:
+        """Whether a connection is open, by its name."""
+        return self._door.is_open(peer)
 
     def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
         operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
