@@ -16,7 +16,7 @@ from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 from fastrt._core.memory import arena, clients, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
-from fastrt._core.objects import functions, handles, pending, spill
+from fastrt._core.objects import functions, handles, pending, remote, spill
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import actors, admission, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -282,6 +282,27 @@ class Victim:
                 full.clear()
         full.clear()
         self.kept += mine[:3]
+        self.keep_elsewhere()
+
+    def keep_elsewhere(self) -> None:
+        """Values that another node keeps: copies come, go, and stay without their source."""
+        c, there = self.client, "5e" * 16
+        for k in range(2):
+            task, _ = tasks.promise(c)
+            ref = remote.seal_result(c, task, 0, 20000, 16, there, 7)
+            tasks.finish(c, task)
+            try:
+                for use in ("seal", "abort", "seal"):
+                    fill = remote.fetch(c, ref)
+                    getattr(fill, use)()
+                    remote.drop_copy(c, ref.index, ref.objref)
+                if not remote.detach(c, ref):
+                    fill = remote.replace(c, ref, 20000, 16, bool(k))
+                    fill.seal()
+                remote.mark(c, ref, there, 8)
+                remote.detach(c, ref)
+            except ObjectStoreFullError:
+                continue
 
     def bury(self) -> None:
         for slot, gen in self.known["dead"]:

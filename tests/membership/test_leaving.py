@@ -54,7 +54,7 @@ def test_scheduler_stops_while_a_member_does_not_answer_and_leaves_no_socket(ser
     member.wait_ready(PATIENCE_S)
     other.wait_ready(PATIENCE_S)
     assert connections_to(port_of(member.address)) == 1
-    with held(member._loop._loop):
+    with held(member._loop._thread.loop):
         service.stop()
         assert connections_to(port_of(member.address)) == 0
 
@@ -63,7 +63,7 @@ def test_member_closes_while_the_scheduler_does_not_answer_and_leaves_no_socket(
     service = serve(1, 1, **SECURE)
     member = join(service.address, token=TOKEN)
     assert connections_to(port_of(service.address)) == 1
-    with held(service._loop):
+    with held(service._thread.loop):
         member.close()
         assert connections_to(port_of(service.address)) == 0
 
@@ -84,7 +84,7 @@ def test_member_closes_while_it_sends_to_a_member_that_does_not_answer(serve: An
         sending = pool.submit(member.send, 0, b"data")
         try:
             assert answering.wait(PATIENCE_S)
-            with held(server._loop._loop):
+            with held(server._loop._thread.loop):
                 member.close()
                 assert connections_to(port_of(server.address)) == 1  # the scheduler's
         finally:
@@ -97,7 +97,7 @@ def test_call_that_is_under_way_ends_with_its_member(serve: Any, join: Any, wait
     """It would be made again over the next connection to the scheduler."""
     service = serve(1, 1, **SECURE)
     member = join(service.address, token=TOKEN, heartbeat_s=PATIENCE_S)
-    with ThreadPoolExecutor(1) as pool, held(service._loop):
+    with ThreadPoolExecutor(1) as pool, held(service._thread.loop):
         calling = pool.submit(member.fetch)
         wait_until(lambda: member._scheduler._caller._waiting, "the request to be sent")
         member.close()

@@ -308,11 +308,18 @@ class Outgoing:
 
     def _add(self, peers: dict[int, _Peer], number: int, address: str, lost: Event) -> None:
         caller = open_caller(address, self._options.credentials, self._options.options, self._metadata)
+        peer = _Peer(address, lost, caller, time.monotonic())
         with self._lock:
             if self._stopped:
                 self._closing.append(caller)
-            else:
-                peers[number] = _Peer(address, lost, caller, time.monotonic())
+                return
+            peers[number] = peer
+        threading.Thread(target=self._reach, args=(peer,), name="fastrt-probe", daemon=True).start()
+
+    def _reach(self, peer: _Peer) -> None:
+        """Find out whether a peer serves that has just registered, so that its end is noticed however soon it comes."""
+        if not is_closed(peer.address):
+            peer.was_reached = True
 
     def _remove(self, peers: dict[int, _Peer], number: int) -> None:
         with self._lock:
@@ -378,7 +385,11 @@ class Outgoing:
     def _probe(self, peer: _Peer) -> None:
         """Find out whether a peer that was reached before has ended; on a thread, because this may wait."""
         if is_closed(peer.address):
-            self._lose(peer)
+            with self._lock:
+                every = [*self._workers.values(), *self._stores.values()]
+            for one in every:  # a worker and a store may be one program at one port
+                if one.address == peer.address:
+                    self._lose(one)
 
     def _lose(self, peer: _Peer) -> None:
         with self._lock:
