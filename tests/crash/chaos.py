@@ -34,6 +34,7 @@ NOT_WALKED = {
     ("clients.pyx", "readmit", "store"): "one store by the daemon, to the slot of a process that lives",
     ("recovery.pyx", "_close_planes", "mend"): "as below",
     ("recovery.pyx", "_close_planes", "store"): "needs a plane whose last client is recovered by one outside of it",
+    ("remote.pyx", "detach", "swap"): "needs the daemon to drop the copy at that moment; models/remote.py has it",
     ("arena.pyx", "arena_grow", "mend"): "mends a lock only if two processes grow at the moment of the death",
 }
 RECOVERY_MS = 50.0  # of a killed worker: from the kill until its task runs again

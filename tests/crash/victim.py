@@ -287,15 +287,20 @@ class Victim:
     def keep_elsewhere(self) -> None:
         """Values that another node keeps: copies come, go, and stay without their source."""
         c, there = self.client, "5e" * 16
-        for k in range(2):
+        for k, nbytes in enumerate((20000, 20000, 1 << 40)):
             task, _ = tasks.promise(c)
-            ref = remote.seal_result(c, task, 0, 20000, 16, there, 7)
+            ref = remote.seal_result(c, task, 0, nbytes, 16, there, 7)
             tasks.finish(c, task)
             try:
                 for use in ("seal", "abort", "seal"):
                     fill = remote.fetch(c, ref)
                     getattr(fill, use)()
                     remote.drop_copy(c, ref.index, ref.objref)
+                remote.fetch(c, ref).seal()
+                pin = handles.read(c, ref)[2]
+                remote.drop_copy(c, ref.index, ref.objref)
+                del pin
+                remote.drop_copy(c, ref.index, ref.objref)
                 if not remote.detach(c, ref):
                     fill = remote.replace(c, ref, 20000, 16, bool(k))
                     fill.seal()

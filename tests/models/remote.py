@@ -56,7 +56,7 @@ class Remote(Spilling):
             yield from self.maybe_delete(me)
             return
         yield from self.free_block(at(M + "drop_copy: rc = arena_free"))
-        yield at(M + "drop_copy: FRT_OBJ_SPILLED, x.me"), store, "word", (SPILLED, me, SEALED)
+        yield at(M + "drop_copy: a64_store_sc(state, dropped)"), store, "word", (SPILLED, me, SEALED)
         yield from self.maybe_delete(me)
 
     def detach(self, me: int) -> Program:

@@ -286,7 +286,7 @@ def drop_copy(Client client, uint32_t i, uint64_t objref):
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint64_t *state
-    cdef uint64_t word, spilling, restoring, room
+    cdef uint64_t word, spilling, restoring, dropped, room
     cdef int rc
     client.ensure()
     if i >= frt_objects(x):
@@ -305,12 +305,12 @@ def drop_copy(Client client, uint32_t i, uint64_t objref):
         return 0
     room = arena_block_bytes(x, entry.offset)
     rc = arena_free(x, i + 1, &entry.offset)
-    if rc == FRT_OK:
-        a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
-    else:  # a stuck lock: the bytes are still in memory
-        a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+    dropped = frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word))
+    if rc != FRT_OK:  # a stuck lock: the bytes are still in memory
+        dropped, room = frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)), 0
+    a64_store_sc(state, dropped)  # commit
+    if not room:
         object_tell(x, i)
-        room = 0
     object_maybe_delete(x, i)
     return room
 
