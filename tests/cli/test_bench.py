@@ -19,8 +19,8 @@ def test_list_names_every_suite():
     result = run("--list")
     assert result.exit_code == 0, result.output
     names = [line.split()[0] for line in result.output.splitlines()]
-    first = ["actors", "arena", "collective", "coordination", "generators", "objects", "put_get"]
-    assert names == [*first, "queue", "refcount", "scheduler", "tables", "tasks", "transfer"]
+    first = ["actors", "arena", "collective", "coordination", "generators", "membership", "objects", "put_get"]
+    assert names == [*first, "queue", "refcount", "scheduler", "tables", "tasks", "transfer", "wire"]
 
 
 def test_unknown_suite_is_refused():

@@ -34,6 +34,7 @@ from typing import Any
 
 import grpc
 
+from fastrt.net.address import is_address
 from fastrt.net.grpc.caller import Caller, open_caller
 from fastrt.net.grpc.channel import bearer
 from fastrt.net.grpc.contract import Stream
@@ -314,7 +315,8 @@ class Outgoing:
                 self._closing.append(caller)
                 return
             peers[number] = peer
-        threading.Thread(target=self._reach, args=(peer,), name="fastrt-probe", daemon=True).start()
+        if is_address(address):
+            threading.Thread(target=self._reach, args=(peer,), name="fastrt-probe", daemon=True).start()
 
     def _reach(self, peer: _Peer) -> None:
         """Find out whether a peer serves that has just registered, so that its end is noticed however soon it comes."""
