@@ -133,6 +133,7 @@ def run_fastrt(workload: str, gigabytes: float, store: int) -> tuple[float, int]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frt-")), "rt")
         env = {"FASTRT_RUNTIME_DIR": str(folder), "FASTRT_OBJECT_STORE_MEMORY": str(store)}
+        env["FASTRT_KEEP_BYTES"] = "100KiB"
         words = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
 
         def node(*options: str) -> None:

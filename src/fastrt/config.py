@@ -59,8 +59,8 @@ class Config:
         resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
             set by num_workers. As text it is JSON.
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
-        keep_bytes: a task's result of at least this many bytes stays on the node of a cluster that made it, until
-            another node reads it.
+        keep_bytes: a task's result of at least this many bytes (and 16 KiB) stays on the node of a cluster that made
+            it, until another node reads it; 0: results travel to the node that submitted the task as they are made.
         peer_idle_s: seconds after which the uplink closes a connection to another node that neither uses.
         runtime_dir: folder of the sockets, tokens and logs of sessions; rejected if another user could change it.
         spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
@@ -383,7 +383,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
-    "keep_bytes": _Setting(_size_from(16 << 10), lambda: 100 << 10),
+    "keep_bytes": _Setting(_size_from(0), lambda: 0),
     "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(
         _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir

@@ -32,6 +32,7 @@ NOT_WALKED = {
     ("actors.pyx", "_commit_record", "give"): "as above",
     ("actors.pyx", "_create", "give"): "its refusal needs as many actors as clients_max allows",
     ("clients.pyx", "readmit", "store"): "one store by the daemon, to the slot of a process that lives",
+    ("recovery.pyx", "_task_of_dead", "swap"): "needs a caller that dies just after its actor: reached by chance only",
     ("recovery.pyx", "_close_planes", "mend"): "as below",
     ("recovery.pyx", "_close_planes", "store"): "needs a plane whose last client is recovered by one outside of it",
     ("remote.pyx", "detach", "swap"): "needs the daemon to drop the copy at that moment; models/remote.py has it",

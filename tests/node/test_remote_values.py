@@ -44,6 +44,7 @@ def states(bytes_min=MIB):
 def head(start, runtime_dir, monkeypatch):
     """A head without workers and with a small store, and this process at it."""
     monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
+    monkeypatch.setenv("FASTRT_KEEP_BYTES", "100KiB")
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one", "--object-store-memory", "64MiB")
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         yield head

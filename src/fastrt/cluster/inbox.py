@@ -369,6 +369,7 @@ class Arrivals:
         self._taken(number, arriving)
         if arriving.attempts:
             self._exchange.traffic.offer_copy(number)
+        self._exchange.traffic.arrived(number)
 
     def _taken(self, number: int, arriving: Arriving) -> None:
         """Tell the peer that a value has arrived, or is not needed."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
 CLAIM_S = 30.0  # after the end of a stream, both nodes keep what they have for each other for so long
-GONE_S = 3.0  # a node that has left the cluster for so long does not come back: an uplink that was killed is faster
+GONE_S = 2.0  # a node that has left the cluster for so long does not come back: an uplink that was killed is faster
 
 
 @dataclass
@@ -45,6 +45,7 @@ class Source:
         holder: the address of that stream; empty: the named node's.
         same_as: another local object with the same source, which it keeps valid.
         offered: the number under which this node offers its copy to other nodes; 0: it does not.
+        is_wanted: whether the copy becomes an ordinary value once it is here.
     """
 
     ref: ObjectRef
@@ -54,6 +55,7 @@ class Source:
     holder: str
     same_as: ObjectRef | None = None
     offered: int = 0
+    is_wanted: bool = False
 
     @property
     def address(self) -> str:
@@ -364,6 +366,11 @@ class Kept:
         """Return and remove an object that a node claims; None when it is not held for that node."""
         found = self._objects.get(node, (0.0, {}))[1].pop(objref, None)
         return self.find(node, objref) if found is None else found
+
+    def drop(self, node: str) -> None:
+        """Drop the objects that a node has not claimed; it has claimed all that it needs."""
+        for objref in self._objects.pop(node, (0.0, {}))[1]:
+            self.on_drop(node, objref)
 
     def tend(self, members: Collection[str] | None) -> None:
         """Drop objects that were not claimed in time, or whose node has left; None: the members are not known."""

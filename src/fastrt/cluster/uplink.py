@@ -33,7 +33,7 @@ from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
-from fastrt.cluster.value_traffic import NodeTables
+from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
@@ -85,7 +85,7 @@ class Uplink:
         self._workers: int = settings["workers"]
         self._waiter = LoopWaiter(store, asyncio.get_running_loop())
         self._native = open_native(store, access, settings["listen"])
-        limits = (settings["lineage_bytes"], settings["keep_bytes"])
+        limits = (settings["lineage_bytes"], settings["keep_bytes"] or NEVER_BYTES)
         self._tables = NodeTables(store, self._waiter, self._native, *limits)
         self._idle_s: float = settings["peer_idle_s"]
         self._peers: dict[str, Peer] = {}

@@ -40,6 +40,7 @@ _Value, _Release, _Sender, _Copy = (
 )
 _SHORT_BYTES_MIN = 16 << 10  # the least size of offered values while the peer is short of room or the queue is long
 _BACKLOG_BYTES = 4 << 20
+NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
 
 class NodeTables:
@@ -71,7 +72,7 @@ class NodeTables:
         keep_bytes: int = BYTES_MIN,
     ) -> None:
         self.native = native
-        self.keep_bytes = keep_bytes
+        self.keep_bytes = max(keep_bytes, _SHORT_BYTES_MIN)
         self.remote = RemoteValues(store)
         self.lineage = Lineage(store, waiter, lineage_bytes, self.remote)
         self.budget = ArgumentBudget(store.client)
@@ -122,6 +123,7 @@ class ValueTraffic:
             self.values.connect(native)
         for number in self.remote.claims(self._exchange.node):
             self._exchange.out.add("claim", number)
+        self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
 
     def released(self, objref: int) -> None:
         """Withdraw the offers of an object that the peer does not hold any more."""
@@ -271,7 +273,8 @@ class ValueTraffic:
             if message.keep:
                 self._seal_kept(message, task)
                 return
-            if message.objref and not self._tables.budget.names(self._exchange, message.objref):
+            is_argument = self._tables.budget.names(self._exchange, message.objref)
+            if message.objref and not is_argument and message.size >= self._tables.keep_bytes:
                 self._seal_remote(message, task)
                 return
         self._remember(message, contains)
@@ -324,6 +327,9 @@ class ValueTraffic:
 
     def on_claim(self, objref: int) -> None:
         """Offer a value again that this node has kept for the peer since their last stream ended."""
+        if not objref:
+            self._tables.kept.drop(self._exchange.node)
+            return
         ref = self._tables.kept.claim(self._exchange.node, objref)
         if ref is None or self.values is None or not self.values.is_known:
             self._exchange.out.add("unknown", objref)
@@ -344,6 +350,9 @@ class ValueTraffic:
             same_as = one.same_as if known.ref is one.ref else known.ref
             source = Source(one.ref, self._exchange, message.objref, message.native, message.holder, same_as)
             self.remote.add(source)
+            if one.origin is None:  # no task can make it again: from now on it must not depend on its node
+                source.is_wanted = True
+                self.remote.fetch(one.ref.objref)
         if known is not None and known.ref is not claimed[0].ref:
             known.named += 1  # another naming on this stream came before the answer
 
@@ -389,6 +398,12 @@ class ValueTraffic:
         if message.holder and not is_address(message.holder):
             name, holder = self._exchange.name, message.holder[:80]
             raise PeerError(f"node {name} says that a value is at {holder!r}, which is not HOST:PORT")
+
+    def arrived(self, number: int) -> None:
+        """Make a fetched copy that is to stay an ordinary value."""
+        source = self.remote.find_offer(self._exchange, number)
+        if source is not None and source.is_wanted and remote.detach(self._client, source.ref):
+            self.remote.forget(source.ref.objref)
 
     def offer_copy(self, number: int) -> None:
         """Offer the value that this node has just fetched under a number of the peer to other nodes."""
@@ -482,6 +497,7 @@ class ValueTraffic:
             core.finish(self._client, task)
             standin = self._exchange.references.imported(message.objref)
             is_kept = message.native and not message.contains and not message.error
+            is_kept = is_kept and message.size >= self._tables.keep_bytes
             if is_kept and remote.mark(self._client, standin.ref, self._exchange.node, message.objref):
                 self.remote.add(Source(standin.ref, self._exchange, message.objref, message.native, message.holder))
             self._sealed(message)
