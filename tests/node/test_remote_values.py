@@ -208,7 +208,8 @@ def test_references_passed_on_to_a_third_node_are_read_there_and_values_inside_r
     assert [int(array[0]) for array in fastrt.get(inner, timeout=30)] == [1, 2]
 
 
-def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):
+def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir, monkeypatch):
+    monkeypatch.setenv("FASTRT_KEEP_BYTES", "100KiB")
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     names = ("two", "three", "four")
     for name in names:

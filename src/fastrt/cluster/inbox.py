@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.memory import arena
 from fastrt._core.objects import handles, remote, spill
 from fastrt._core.objects.handles import Writer
-from fastrt.cluster import spread
 from fastrt.cluster.budget import STALL_S, ArgumentBudget
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ObjectStoreFullError
@@ -310,7 +309,11 @@ class Arrivals:
         self._arriving[-number] = arriving
         values = self._exchange.traffic.values
         assert values is not None
-        if arriving.is_kept and arriving.size >= spread.BYTES_MIN and arriving.attempts < _ATTEMPTS_MAX:
+        if (
+            arriving.is_kept
+            and arriving.size >= self._exchange.traffic.spread_bytes
+            and arriving.attempts < _ATTEMPTS_MAX
+        ):
             arriving.attempts += 1
             self._exchange.out.add("where", number)
         elif values.is_reachable or arriving.holder:

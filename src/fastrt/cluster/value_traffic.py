@@ -22,6 +22,7 @@ from fastrt.cluster.lineage import Lineage, Origin
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
+from fastrt.cluster.spread import BYTES_MIN as SPREAD_BYTES_MIN
 from fastrt.cluster.spread import Order, Spreads
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.net.address import is_address
@@ -102,6 +103,7 @@ class ValueTraffic:
         arrivals: values in transit to this node.
         values: large values over the native stream; None: there is none.
         remote: the node's remote values.
+        spread_bytes: from this size on the peer is asked which node shall send a value.
     """
 
     def __init__(self, exchange: Exchange, tables: NodeTables) -> None:
@@ -110,6 +112,8 @@ class ValueTraffic:
         self._client = exchange.client
         self._tables = tables
         self.remote = tables.remote
+        # Only a node that keeps copies offers them to others.
+        self.spread_bytes = max(SPREAD_BYTES_MIN, tables.keep_bytes)
         self.arrivals = Arrivals(exchange, tables.budget)
         tables.budget.join(exchange, self.arrivals.admit_soon)
         tables.streams.add(exchange)
