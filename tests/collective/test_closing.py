@@ -44,7 +44,7 @@ def test_connection_that_is_made_while_the_group_ends_is_closed():
 
 
 def test_group_whose_ring_is_not_closed_leaves_no_thread_and_no_socket(coordinator, name):
-    """Rank 1 takes part in the meeting, is connected to, and then connects to nobody."""
+    """Rank 1 joins and accepts the connection of rank 0, but opens none itself, so the ring is never complete."""
 
     def meet() -> Peers:
         access = find_access(name, TOKEN, False)

@@ -94,7 +94,7 @@ def test_member_closes_while_it_sends_to_a_member_that_does_not_answer(serve: An
 
 
 def test_call_that_is_under_way_ends_with_its_member(serve: Any, join: Any, wait_until: Any) -> None:
-    """It would be made again over the next connection to the scheduler."""
+    """A member repeats an unanswered call on its next connection. When it closes, there is none: the call must end."""
     service = serve(1, 1, **SECURE)
     member = join(service.address, token=TOKEN, heartbeat_s=PATIENCE_S)
     with ThreadPoolExecutor(1) as pool, held(service._thread.loop):

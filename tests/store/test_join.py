@@ -105,7 +105,7 @@ def test_join_as_what_does_not_exist_or_twice_is_refused(rt):
 
 
 def test_process_that_cannot_map_the_segment_hangs_up(tmp_path):
-    """As one of another PID namespace: the daemon can give its slot to another."""
+    """A process of another PID namespace cannot map the segment. Its connection closes, so its slot is free again."""
     path = str(tmp_path / "socket")
     with listen(path) as listener, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(join, path, "driver", "test")

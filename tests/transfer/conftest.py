@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fastrt.objstore.service import ObjStoreServer
+
 from .sites import Caller, Pair, Site
 
 
@@ -59,6 +61,22 @@ def caller(closing: Callable[[Any], Any]) -> Callable[..., Caller]:
         return made
 
     return make
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    return make_site()
+
+
+@pytest.fixture
+def server(site: Site, closing: Callable[[Any], Any]) -> ObjStoreServer:
+    served: ObjStoreServer = closing(site.serve())
+    return served
+
+
+@pytest.fixture
+def call(server: ObjStoreServer, caller: Callable[..., Caller]) -> Caller:
+    return caller(server.address)
 
 
 # grpc opens now what it keeps open for good.

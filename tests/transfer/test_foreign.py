@@ -21,21 +21,6 @@ BIG = 5 << 20
 Make = Callable[..., Any]
 
 
-@pytest.fixture
-def site(make_site: Make) -> Site:
-    return make_site()
-
-
-@pytest.fixture
-def server(site: Site, closing: Make) -> ObjStoreServer:
-    return closing(site.serve())
-
-
-@pytest.fixture
-def call(server: ObjStoreServer, caller: Make) -> Caller:
-    return caller(server.address)
-
-
 class ForeignStore:
     """Early Ray's store as others might write it: it knows nothing of fastrt's own service."""
 

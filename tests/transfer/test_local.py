@@ -24,21 +24,6 @@ Make = Callable[..., Any]
 REQUEST, REPLY = message_set("ray").message("GetObjRequest"), message_set("ray").message("GetObjReply")
 
 
-@pytest.fixture
-def site(make_site: Make) -> Site:
-    return make_site()
-
-
-@pytest.fixture
-def server(site: Site, closing: Make) -> ObjStoreServer:
-    return closing(site.serve())
-
-
-@pytest.fixture
-def call(server: ObjStoreServer, caller: Make) -> Caller:
-    return caller(server.address)
-
-
 def ask(call: Caller, objref: int) -> Any:
     method = call.channel.unary_unary(GET, REQUEST.SerializeToString, REPLY.FromString)
     return method.future(REQUEST(objref=objref), timeout=PATIENCE_S, metadata=call.metadata)

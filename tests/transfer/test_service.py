@@ -30,21 +30,6 @@ FETCH = "/fastrt.transfer.Transfer/Fetch"
 Make = Callable[..., Any]
 
 
-@pytest.fixture
-def site(make_site: Make) -> Site:
-    return make_site()
-
-
-@pytest.fixture
-def server(site: Site, closing: Make) -> ObjStoreServer:
-    return closing(site.serve())
-
-
-@pytest.fixture
-def call(server: ObjStoreServer, caller: Make) -> Caller:
-    return caller(server.address)
-
-
 @contextlib.contextmanager
 def refused(code: str, match: str) -> Iterator[None]:
     with pytest.raises(grpc.RpcError) as caught:
