@@ -16,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +23,12 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)  # also as a part of fastrt.bench
+
+from nodes import cluster  # noqa: E402
 
 WIDTH = 110
 NODES = {"sums": 2, "shuffle": 3, "one": 1, "broadcast": 4}
@@ -128,27 +133,11 @@ def run(python: str, code: str, **env: str) -> tuple[float, int]:
 
 def run_fastrt(workload: str, gigabytes: float, store: int) -> tuple[float, int]:
     """Start a cluster of fastrt, and run the workload in it."""
-    from fastrt.runtime.nodefile import nodes_here
-
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frt-")), "rt")
-        env = {"FASTRT_RUNTIME_DIR": str(folder), "FASTRT_OBJECT_STORE_MEMORY": str(store)}
-        env["FASTRT_KEEP_BYTES"] = "100KiB"
-        words = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
-
-        def node(*options: str) -> None:
-            process = subprocess.Popen([*words, *options], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            assert process.stdout is not None
-            if not any(line.startswith("use it:") for line in process.stdout):
-                raise click.ClickException("a node of fastrt did not start; see above")
-
-        node("--head", "--port", "0", "--num-workers", "0", "--name", "driver")
-        (head,) = nodes_here(folder)
+        head, start, env = cluster(stack, str(store), FASTRT_KEEP_BYTES="100KiB")
         for k in range(NODES[workload]):
-            node("--address", head.head, "--num-workers", "2", "--name", f"node{k}")
-        return run(sys.executable, program(workload, gigabytes, FASTRT, HEAD=head.head), **env)
+            start("--num-workers", "2", "--name", f"node{k}")
+        return run(sys.executable, program(workload, gigabytes, FASTRT, HEAD=head), **env)
 
 
 @click.command()

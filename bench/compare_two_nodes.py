@@ -15,7 +15,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,12 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)  # also as a part of fastrt.bench
+
+from nodes import cluster  # noqa: E402
 
 IN_FLIGHT = 1000
 WORKERS = 2
@@ -125,24 +130,9 @@ class Side:
 
 def start_fastrt(stack: ExitStack) -> Side:
     """Two nodes, the first without workers, and a driver at the first."""
-    from fastrt.runtime.nodefile import nodes_here
-
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frt-")), "rt")
-    env = {"FASTRT_RUNTIME_DIR": str(folder), "FASTRT_OBJECT_STORE_MEMORY": "256MiB"}
-    program = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
-
-    def node(*options: str) -> None:
-        process = subprocess.Popen([*program, *options], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        assert process.stdout is not None
-        if not any(line.startswith("use it:") for line in process.stdout):
-            raise click.ClickException("a node of fastrt did not start; see above")
-
-    node("--head", "--port", "0", "--num-workers", "0", "--name", "first")
-    (head,) = nodes_here(folder)
-    node("--address", head.head, "--num-workers", str(WORKERS), "--name", "second")
-    return Side(sys.executable, FASTRT.replace('"auto"', repr(head.head)), stack, **env)
+    head, start, env = cluster(stack, "256MiB")
+    start("--num-workers", str(WORKERS), "--name", "second")
+    return Side(sys.executable, FASTRT.replace('"auto"', repr(head)), stack, **env)
 
 
 @click.command()
