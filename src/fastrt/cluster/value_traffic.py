@@ -183,8 +183,9 @@ class ValueTraffic:
         if self.values is None or not self.values.is_known or (nbytes < least and not self._is_elsewhere(ref)):
             self._send_pieces(ref, then, where)
             return
-        if is_result and self._exchange.references.theirs(ref) and remote.is_missing(self._client, ref):
-            self._exchange.out.add("value", _Value(yours=self._exchange.references.theirs(ref), **where))
+        theirs = self._exchange.references.theirs(ref) if is_result else 0
+        if theirs and remote.is_missing(self._client, ref):
+            self._exchange.out.add("value", _Value(yours=theirs, **where))
             then()
             return
         about = handles.describe(self._client, ref)
