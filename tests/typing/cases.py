@@ -68,6 +68,11 @@ def apply(function: Callable[[int], str], value: int) -> str:
     return function(value)
 
 
+@fastrt.remote
+def untyped(n, by=2):  # type: ignore[no-untyped-def]
+    yield n * by
+
+
 number: ObjectRef[int] = fastrt.put(1)
 text: ObjectRef[str] = fastrt.put("a")
 floats: ObjectRef[list[float]] = fastrt.put([1.0])
@@ -121,6 +126,8 @@ assert_type(six.remote(number, text, 1.0, fastrt.put(b""), e=True, f=[]), Object
 assert_type(fastrt.get(six.remote(1, "a", 1.0, b"", True, [1])), tuple[int, str])
 assert_type(apply.remote(str, 1), ObjectRef[str])
 assert_type(apply.remote(lambda value: str(value), number), ObjectRef[str])
+
+[fastrt.get(item) for item in untyped.remote(number)]
 
 add.remote("a", 2)  # wrong: type of an argument
 add.remote(1, "b")  # wrong: type of an argument
