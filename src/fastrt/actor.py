@@ -3,6 +3,6 @@
 from fastrt.tasks.actor_class import ActorClass
 from fastrt.tasks.actor_handle import ActorHandle
 from fastrt.tasks.exit_actor import exit_actor
-from fastrt.tasks.method import method
+from fastrt.tasks.method import Actor, method
 
-__all__ = ["ActorClass", "ActorHandle", "exit_actor", "method"]
+__all__ = ["Actor", "ActorClass", "ActorHandle", "exit_actor", "method"]

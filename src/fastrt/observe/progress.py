@@ -10,22 +10,23 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TextIO
+from typing import Generic, TextIO, TypeVar
 
 from fastrt._core.objects import handles
 from fastrt.store.as_completed import as_completed
 from fastrt.store.client import get, require
-from fastrt.store.ref import ObjectRef
+from fastrt.store.ref import ObjectRef, T
 
+_T = TypeVar("_T")
 _LINE_S = 5.0  # between two lines without a terminal
 _LINE_SHARE = 0.1
 _DRAW_S = 0.1
 
 
-class Progress:
+class Progress(Generic[T]):
     """The result of `progress`: iterate over it, or call `wait` or `get`. Each shows the bar."""
 
-    def __init__(self, refs: list[ObjectRef], description: str, timeout: float | None, file: TextIO | None) -> None:
+    def __init__(self, refs: list[ObjectRef[T]], description: str, timeout: float | None, file: TextIO | None) -> None:
         self._refs = refs
         self._description = description
         self._timeout = timeout
@@ -34,7 +35,7 @@ class Progress:
     def __len__(self) -> int:
         return len(self._refs)
 
-    def __iter__(self) -> Iterator[ObjectRef]:
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
         """Yield the references in the order in which they become ready."""
         done = failed = 0
         client = require().client
@@ -53,7 +54,7 @@ class Progress:
         finally:
             end(done, failed)
 
-    def wait(self) -> list[ObjectRef]:
+    def wait(self) -> list[ObjectRef[T]]:
         """Wait for all of them; return the references in their original order.
 
         Raises:
@@ -63,20 +64,23 @@ class Progress:
             pass
         return self._refs
 
-    def get(self) -> list[Any]:
+    def get(self) -> list[T]:
         """Wait for all of them; return their values in the order of the references.
 
         Raises:
             TaskError: a task raised; this waits for all others first.
             GetTimeoutError: the timeout passed.
         """
-        values: list[Any] = get(self.wait())
-        return values
+        return get(self.wait())
 
 
 def progress(
-    refs: Iterable[ObjectRef], description: str = "tasks", *, timeout: float | None = None, file: TextIO | None = None
-) -> Progress:
+    refs: Iterable[ObjectRef[_T]],
+    description: str = "tasks",
+    *,
+    timeout: float | None = None,
+    file: TextIO | None = None,
+) -> Progress[_T]:
     """Show how many references are ready, while waiting for them.
 
     `for ref in progress(refs)` yields them in the order in which they become ready; `progress(refs).get()` waits for

@@ -316,7 +316,7 @@ class Bridge:
             else:
                 used.append(value.ref)
                 args.append(self._server.table.expect(value.ref).result(_ARGUMENT_S))
-        found = function.remote(*args)
+        found: Any = function.remote(*args)  # a list where it has several results
         results = found if isinstance(found, list) else [] if found is None else [found]
         if len(results) != len(call.result):
             raise FastrtError(f"{call.name!r} has {len(results)} results here; the caller expects {len(call.result)}")

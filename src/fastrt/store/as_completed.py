@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from fastrt.errors import GetTimeoutError
 from fastrt.store.client import wait
 from fastrt.store.ref import ObjectRef, kind_of
 
+_T = TypeVar("_T")
 
-def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Iterator[ObjectRef]:
+
+def as_completed(refs: Iterable[ObjectRef[_T]], timeout: float | None = None) -> Iterator[ObjectRef[_T]]:
     """Iterate over references in the order in which they become ready.
 
     This is cheaper than one call of `wait` for each reference, which returns a list of all others every time: each poll
@@ -37,7 +40,7 @@ def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Ite
     return _completed(pending, timeout)
 
 
-def _completed(pending: list[ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:
+def _completed(pending: list[ObjectRef[_T]], timeout: float | None) -> Iterator[ObjectRef[_T]]:
     deadline = None if timeout is None else time.monotonic() + timeout
     total = len(pending)
     while pending:

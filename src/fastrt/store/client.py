@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client, ForkedHandle
@@ -34,7 +34,7 @@ from fastrt.store import mixed, room, warnings
 from fastrt.store import ref as ref_module
 from fastrt.store import serialize as serializer
 from fastrt.store.messages import Message, Restore, Spill
-from fastrt.store.ref import ObjectRef, kind_of
+from fastrt.store.ref import ObjectRef, Waitable, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _MISSING = object()
 _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
 _RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
 _T = TypeVar("_T")
+_W = TypeVar("_W", bound="ObjectRef | Waitable")
 # The result of a task whose real error does not fit into the store: small enough to be kept in the table itself.
 NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
 NO_ROOM = Serialized(PICKLE, len(NO_ROOM_PICKLE), [(0, NO_ROOM_PICKLE)], [])
@@ -509,7 +510,7 @@ def _forget_lock_after_fork() -> None:
     _lock = threading.RLock()
 
 
-def put(value: object) -> ObjectRef:
+def put(value: _T) -> ObjectRef[_T]:
     """Store a value in shared memory.
 
     Args:
@@ -538,6 +539,10 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
+@overload
+def get(refs: ObjectRef[_T], *, timeout: float | None = None, copy: bool | None = None) -> _T: ...
+@overload
+def get(refs: Sequence[ObjectRef[_T]], *, timeout: float | None = None, copy: bool | None = None) -> list[_T]: ...
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
@@ -547,11 +552,9 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, 
         copy: None returns a NumPy array that is the whole value as a read-only view of shared memory, for any size, and
             makes writable arrays and torch tensors inside a value private to this process: small ones are copied, of
             large ones only the pages that are written. True makes an array that is the whole value private and
-            writable too. False makes everything a view: a library that ignores NumPy's flag (torch) then crashes the
-            process when it writes.
+            writable too. False makes everything a view: a library that ignores NumPy's flag (torch) crashes at a write.
     Returns:
-        The value, or a list of values in the order of `refs`. Views stay valid as long as they are used, also after
-        the reference is gone.
+        The value, or a list of values in the order of `refs`. Views stay valid also after the reference is gone.
     Raises:
         GetTimeoutError: the timeout passed.
         TaskError: the task of the value raised; the error is also an instance of the raised type.
@@ -576,8 +579,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, 
 
 
 def wait(
-    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
-) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    refs: Sequence[_W], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[_W], list[_W]]:
     """Wait until some of several references are ready.
 
     Args:
@@ -585,8 +588,7 @@ def wait(
             generator is ready when its `next` would not have to wait.
         num_returns: how many to wait for, from 1 to len(refs); an empty list returns at once.
         timeout: seconds to wait at most; None waits without a limit, 0 only checks.
-        fetch_local: accepted for programs written for Ray, and ignored. A value that is ready is in this node's memory,
-            or is fetched when it is read.
+        fetch_local: accepted for programs written for Ray, and ignored: a value is fetched when it is read.
     Returns:
         (ready, not_ready): at most `num_returns` ready ones, and all others, both in the order of `refs`.
     Raises:
@@ -613,9 +615,9 @@ def wait(
     if other is not None:
         return other.wait(refs, num_returns, timeout)
     try:
-        return require().wait(refs, num_returns, timeout)
+        return require().wait(refs, num_returns, timeout)  # type: ignore[arg-type, return-value]  # without generators
     except ForkedHandle:
-        return require().wait(refs, num_returns, timeout)
+        return require().wait(refs, num_returns, timeout)  # type: ignore[arg-type, return-value]  # without generators
     except TypeError:  # only now, so that lists without generators are not searched for them
         return mixed.wait(require(), refs, num_returns, timeout)
 

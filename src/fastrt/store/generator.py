@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import handles
@@ -13,7 +13,7 @@ from fastrt._core.tasks import generators
 from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
-from fastrt.store.ref import ObjectRef, Waitable
+from fastrt.store.ref import ObjectRef, T, Waitable
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NAP_S = 0.05
 
 
-class ObjectRefGenerator(Waitable):
+class ObjectRefGenerator(Waitable, Generic[T]):
     """References to the items that a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
 
     `next` and `async for` wait for the next item; the task runs meanwhile. If the task raises an exception, the last
@@ -41,10 +41,10 @@ class ObjectRefGenerator(Waitable):
         self._end = end
         self._over = False
 
-    def __iter__(self) -> Iterator[ObjectRef]:
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
         return self
 
-    def __next__(self) -> ObjectRef:
+    def __next__(self) -> ObjectRef[T]:
         store = store_client.current()
         if store is None or self._over:
             return self.next()
@@ -60,7 +60,7 @@ class ObjectRefGenerator(Waitable):
                 raise StopIteration
         return found  # type: ignore[no-any-return]
 
-    def next(self, timeout: float | None = None) -> ObjectRef:
+    def next(self, timeout: float | None = None) -> ObjectRef[T]:
         """Wait for the next item.
 
         Args:
@@ -102,10 +102,10 @@ class ObjectRefGenerator(Waitable):
             self._over = ended and not more and not handles.describe(store.client, self._end)["error"]
         return self._over
 
-    def __aiter__(self) -> AsyncIterator[ObjectRef]:
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
         return self
 
-    async def __anext__(self) -> ObjectRef:
+    async def __anext__(self) -> ObjectRef[T]:
         while True:
             found = self._look()
             if found is None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from fastrt._core.objects import handles
 from fastrt.errors import FastrtError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any, covariant=True)  # of the value; a plain `ObjectRef` is one of `Any`
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T", covariant=True)
 
 # Operations of an ObjectRef that need the modules above; store.client sets these when it is imported.
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
-class ObjectRef(handles.Ref):
+class ObjectRef(handles.Ref, Generic[T]):
     """A reference to an object. The object lives at least as long as the reference.
 
     References hash and compare by the object they name. They can be passed to tasks, awaited, and turned into futures.
@@ -34,19 +43,19 @@ class ObjectRef(handles.Ref):
         # the object's name, so the receiver must be of the same session and the object still alive.
         return _hooks["restore"], (self.owner.segment.session, self.objref, self.index)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         """Wait for the value without blocking the event loop; raise what `fastrt.get` would raise."""
         import asyncio
 
         return asyncio.wrap_future(self.future()).__await__()
 
-    def future(self) -> concurrent.futures.Future[Any]:
+    def future(self) -> concurrent.futures.Future[T]:
         """Return a `concurrent.futures.Future` that gets the value, or the error that `fastrt.get` would raise.
 
         One background thread waits for all pending futures of the process, and sleeps until one of them is ready.
         A future cannot cancel its task.
         """
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
         try:
             _hooks["when_ready"](self, lambda ref, ended: _settle(ref, future, ended))

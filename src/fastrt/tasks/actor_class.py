@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
@@ -27,13 +29,22 @@ from fastrt.tasks.actor_handle import ActorHandle, ActorPlan, find_elsewhere, ge
 from fastrt.tasks.method import MethodPlan, constructor_of, methods_of
 from fastrt.tasks.options import CLASSES
 from fastrt.tasks.resources import demand_of_actor, export, group_strategy, place_given
+from fastrt.tasks.typed import Handle, P, submits
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fastrt.tasks.typed import ClassOptions
 
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
 _DEFAULTS = {name: option.default for name, option in tasks_options.OPTIONS[CLASSES].items()}
 
 
-class ActorClass:
+class ActorClass(Generic[P, Handle]):
     """A class whose instances are actors. Made by `fastrt.remote`."""
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `ActorClass[[int]]`: the second has a default
 
     def __init__(self, cls: type, *more: Any, **options: Any) -> None:
         if more or not inspect.isclass(cls):
@@ -64,7 +75,7 @@ class ActorClass:
     def __repr__(self) -> str:
         return f"ActorClass({self.cls.__qualname__})"
 
-    def options(self, **options: Any) -> ActorClass:
+    def options(self, **options: Unpack[ClassOptions]) -> ActorClass[P, Handle]:
         """Return the same class with other settings.
 
         Args:
@@ -74,6 +85,7 @@ class ActorClass:
         """
         return ActorClass(self.cls, **{**self._options, **_checked(options)})
 
+    @submits
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It starts in the background; calls can be made at once.
 
@@ -174,7 +186,7 @@ def taken_error(whole: str) -> NameTakenError:
     return NameTakenError(f"an actor with the name {name!r} lives in {where} already; choose another name")
 
 
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     tasks_options.check(CLASSES, options)
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists finds an actor by its name: give one, too")

@@ -10,7 +10,8 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic
 
 from fastrt._core.memory.clients import ForkedHandle, table
 from fastrt._core.objects import handles, unread
@@ -28,9 +29,20 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, namespaces
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.exit_actor import OWN, OwnMethod
-from fastrt.tasks.method import CALL, MethodPlan
+from fastrt.tasks.method import CALL, Actor, MethodPlan
 from fastrt.tasks.options import METHODS
 from fastrt.tasks.runtime_env import Environment
+from fastrt.tasks.typed import Instance, Out, P, R, submits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal, TypeVar, overload
+
+    from typing_extensions import Unpack
+
+    from fastrt.tasks.typed import MethodOptions
+
+    _V = TypeVar("_V")
 
 _FIND_TRIES = 3
 GROUP_NAME = "\x1fgroup "  # before the names of placement groups, whose records lie among the actors'
@@ -88,7 +100,7 @@ class ActorPlan:
         return replace(which, number=which.number % count + chosen * count, group=group)
 
 
-class ActorMethod:
+class ActorMethod(Generic[P, R, Out]):
     """A method of an actor as its handle gives it: call `.remote(...)`.
 
     Args:
@@ -97,6 +109,9 @@ class ActorMethod:
         plan: of the method.
         retries: runs of a call allowed beyond the first; 255: any number.
     """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `ActorMethod[[int], str]`: the third has a default
 
     __slots__ = ("__weakref__", "_actor", "_bound", "_plan", "_ref", "_retries", "_returns", "_streaming")
 
@@ -109,7 +124,7 @@ class ActorMethod:
         self._streaming = plan.settings.streaming
         self._bound: tuple[Store, CallOptions] | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         name = self._plan.name
         raise TypeError(f"{self._actor.name}.{name} is a method of an actor: call .{name}.remote(...)")
 
@@ -119,9 +134,32 @@ class ActorMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorMethod, (self._ref, self._actor, self._plan, self._retries)
 
+    if TYPE_CHECKING:
+
+        @overload
+        def options(
+            self, *, max_task_retries: int | None = None, **options: Unpack[MethodOptions]
+        ) -> ActorMethod[P, R, Out]: ...
+        @overload
+        def options(
+            self, *, num_returns: Literal[0], max_task_retries: int | None = None, **options: Unpack[MethodOptions]
+        ) -> ActorMethod[P, R, None]: ...
+        @overload
+        def options(
+            self: ActorMethod[P, Iterable[_V], Any],
+            *,
+            num_returns: Literal["streaming"],
+            max_task_retries: int | None = None,
+            **options: Unpack[MethodOptions],
+        ) -> ActorMethod[P, R, ObjectRefGenerator[_V]]: ...
+        @overload
+        def options(
+            self, *, num_returns: int | str, max_task_retries: int | None = None, **options: Unpack[MethodOptions]
+        ) -> ActorMethod[P, R, Any]: ...
+
     def options(
         self, *, max_task_retries: int | None = None, concurrency_group: str | None = None, **options: Any
-    ) -> ActorMethod:
+    ) -> Any:
         """Return the same method with other settings.
 
         Args:
@@ -139,6 +177,7 @@ class ActorMethod:
         retries = self._retries if max_task_retries is None else tasks_options.task_retries_of(max_task_retries)
         return ActorMethod(self._ref, self._actor, plan, retries)
 
+    @submits
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the actor's process, after all earlier calls by this process.
 
@@ -215,7 +254,7 @@ class ActorMethod:
         self._bound = None
 
 
-class ActorHandle:
+class ActorHandle(Generic[Instance]):
     """A handle of an actor: `handle.method.remote(...)`. Made by `Class.remote(...)` and `fastrt.get_actor`.
 
     Beside the class's own methods there is `handle.__fastrt_call__.remote(function, *args, **kwargs)`: the actor's
@@ -308,7 +347,7 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
     return error
 
 
-def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> None:
+def kill(actor: ActorHandle | Actor, *, no_restart: bool = True, force: bool = True) -> None:
     """End an actor's process; the calls that it has not ended become `ActorDiedError`.
 
     Args:

@@ -1,13 +1,67 @@
 """`fastrt.remote`: one decorator for functions, which run as tasks, and classes, whose instances are actors."""
 
+# mypy: disable-error-code="overload-overlap"
+# The first overload that fits counts.
+
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt.tasks.actor_class import ActorClass
 from fastrt.tasks.options import CLASSES, FUNCTIONS, OPTIONS, check_names
 from fastrt.tasks.remote import RemoteFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Literal, ParamSpec, TypeVar, overload
+
+    from typing_extensions import Unpack
+
+    from fastrt.store.generator import ObjectRefGenerator
+    from fastrt.store.ref import ObjectRef
+    from fastrt.tasks import typed
+    from fastrt.tasks.actor_handle import ActorHandle
+    from fastrt.tasks.method import Actor
+
+    _P = ParamSpec("_P")
+    _V = TypeVar("_V")
+    _C = TypeVar("_C")
+    _A = TypeVar("_A", bound=Actor)
+
+
+if TYPE_CHECKING:
+    # The first is for functions that return `Any`, which fit all others; see `typed.OnlyAny`.
+    @overload
+    def remote(target: Callable[_P, typed.OnlyAny], /) -> RemoteFunction[_P, Any, Any]: ...
+    @overload
+    def remote(target: Callable[_P, _A], /) -> ActorClass[_P, _A]: ...
+    @overload
+    def remote(target: type[_C], /) -> ActorClass[..., ActorHandle[_C]]: ...
+    @overload
+    def remote(target: Callable[_P, Iterator[_V]], /) -> RemoteFunction[_P, Iterator[_V], ObjectRefGenerator[_V]]: ...
+    @overload
+    def remote(target: Callable[_P, _V], /) -> RemoteFunction[_P, _V]: ...
+    @overload
+    def remote(**options: Unpack[typed.CommonOptions]) -> typed.Decorator: ...
+    @overload
+    def remote(**options: Unpack[typed.FunctionOptions]) -> typed.FunctionDecorator: ...
+    @overload
+    def remote(**options: Unpack[typed.ClassOptions]) -> typed.ClassDecorator: ...
+    @overload
+    def remote(*, num_returns: Literal[1], **options: Unpack[typed.FunctionOptions]) -> typed.FunctionDecorator: ...
+    @overload
+    def remote(*, num_returns: Literal[0], **options: Unpack[typed.FunctionOptions]) -> typed.OtherReturns[None]: ...
+    @overload
+    def remote(*, num_returns: Literal["streaming"], **options: Unpack[typed.FunctionOptions]) -> typed.Streaming: ...
+    @overload
+    def remote(
+        *, num_returns: Literal["dynamic"], **options: Unpack[typed.FunctionOptions]
+    ) -> typed.OtherReturns[ObjectRef]: ...
+    @overload
+    def remote(
+        *, num_returns: int, **options: Unpack[typed.FunctionOptions]
+    ) -> typed.OtherReturns[list[ObjectRef]]: ...
 
 
 def remote(target: Any = None, /, **options: Any) -> Any:

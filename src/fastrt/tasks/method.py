@@ -4,21 +4,47 @@ They are read from the class when the actor is made, and travel with the actor. 
 made, also by a process that does not have the class.
 """
 
+# mypy: disable-error-code="overload-overlap"
+# The first overload that fits counts.
+
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt.errors import ConfigError
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.options import METHODS, Settings
 
+if TYPE_CHECKING:
+    from typing import Literal, overload
+
+    from typing_extensions import Unpack
+
+    from fastrt.store.ref import ObjectRef
+    from fastrt.tasks.typed import MethodDecorator, MethodOptions, MethodReturns
+
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # every actor has this method: it calls a function with the instance as first argument
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Actor:
+    """A base for classes of actors whose handles type checkers know, with every method under `fastrt.method()`.
+
+    It does nothing at run time. For a type checker `fastrt.remote(Class).remote(...)` is of the type `Class` then.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def __fastrt_call__(self) -> Any:  # every handle has it
+            ...
 
 
 @dataclass(frozen=True)
@@ -58,9 +84,21 @@ class MethodPlan:
             raise TypeError(f"{self.name}() {exc}; its signature is {self.name}{self.signature}") from None
 
 
-def method(
-    *, num_returns: int | str | None = None, concurrency_group: str | None = None, **options: Any
-) -> Callable[[_F], _F]:
+if TYPE_CHECKING:
+
+    @overload
+    def method(*, num_returns: Literal[1] | None = None, **options: Unpack[MethodOptions]) -> MethodDecorator: ...
+    @overload
+    def method(*, num_returns: Literal["streaming"], **options: Unpack[MethodOptions]) -> MethodDecorator: ...
+    @overload
+    def method(*, num_returns: Literal[0], **options: Unpack[MethodOptions]) -> MethodReturns[None]: ...
+    @overload
+    def method(*, num_returns: Literal["dynamic"], **options: Unpack[MethodOptions]) -> MethodReturns[ObjectRef]: ...
+    @overload
+    def method(*, num_returns: int, **options: Unpack[MethodOptions]) -> MethodReturns[list[ObjectRef]]: ...
+
+
+def method(*, num_returns: int | str | None = None, concurrency_group: str | None = None, **options: Any) -> Any:
     """Give a method of a remote class settings of its own: `@fastrt.method(num_returns=2)`.
 
     Args:

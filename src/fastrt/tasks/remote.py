@@ -1,11 +1,15 @@
 """Functions that run as tasks; `fastrt.remote` makes them."""
 
+# mypy: disable-error-code="overload-overlap"
+# The first overload that fits counts.
+
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
@@ -22,6 +26,18 @@ from fastrt.tasks import arguments, functions, resources, runtime_env
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.options import FUNCTIONS
 from fastrt.tasks.runtime_env import Environment
+from fastrt.tasks.typed import Out, P, R, submits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal, TypeVar, overload
+
+    from typing_extensions import Unpack
+
+    from fastrt.store.ref import ObjectRef
+    from fastrt.tasks.typed import FunctionOptions
+
+    _V = TypeVar("_V")
 
 _DEFAULTS = {name: tasks_options.OPTIONS[FUNCTIONS][name].default for name in (
     "num_returns", "max_retries", "retry_exceptions"
@@ -31,12 +47,17 @@ _SENT_AGAIN_MAX = 1000  # each copy stays in the store, and takes 40 times as lo
 Bound = tuple[Store, TaskOptions, functions_core.Watched | None]
 
 
-class RemoteFunction:
+class RemoteFunction(Generic[P, R, Out]):
     """A function that runs in a worker process when called as `f.remote(...)`. Made by `fastrt.remote`."""
 
-    _inherits: tuple[Environment, RemoteFunction] | None = None  # an environment, and this function as it runs there
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `RemoteFunction[[int], str]`: the third has a default
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    _inherits: tuple[Environment, RemoteFunction[..., Any, Any]] | None = (
+        None  # an environment, and this function as it runs there
+    )
+
+    def __init__(self, function: Callable[P, R], **options: Any) -> None:
         if isinstance(function, RemoteFunction):
             raise TypeError(f"{function!r} is remote already; its settings are changed by .options(...)")
         if not callable(function):
@@ -67,11 +88,37 @@ class RemoteFunction:
         return f"RemoteFunction({self._name})"
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[P, R]:
         """The plain function, to call it here."""
         return self._function
 
-    def options(self, **options: Any) -> RemoteFunction:
+    if TYPE_CHECKING:
+
+        @overload
+        def options(self, **options: Unpack[FunctionOptions]) -> RemoteFunction[P, R, Out]: ...
+        @overload
+        def options(self, *, num_returns: Literal[1], **options: Unpack[FunctionOptions]) -> RemoteFunction[P, R]: ...
+        @overload
+        def options(
+            self, *, num_returns: Literal[0], **options: Unpack[FunctionOptions]
+        ) -> RemoteFunction[P, R, None]: ...
+        @overload
+        def options(
+            self: RemoteFunction[P, Iterable[_V], Any],
+            *,
+            num_returns: Literal["streaming"],
+            **options: Unpack[FunctionOptions],
+        ) -> RemoteFunction[P, R, ObjectRefGenerator[_V]]: ...
+        @overload
+        def options(
+            self, *, num_returns: Literal["dynamic"], **options: Unpack[FunctionOptions]
+        ) -> RemoteFunction[P, R, ObjectRef[Any]]: ...
+        @overload
+        def options(
+            self, *, num_returns: int, **options: Unpack[FunctionOptions]
+        ) -> RemoteFunction[P, R, list[ObjectRef[Any]]]: ...
+
+    def options(self, **options: Any) -> Any:
         """Return the same function with other settings.
 
         Args:
@@ -83,6 +130,7 @@ class RemoteFunction:
         tasks_options.check_names(FUNCTIONS, options)
         return RemoteFunction(self._function, **{**self._settings.given, **options})
 
+    @submits
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a task that calls the function.
 
@@ -176,7 +224,7 @@ class RemoteFunction:
             )
         return options
 
-    def _heir(self) -> RemoteFunction:
+    def _heir(self) -> RemoteFunction[..., Any, Any]:
         """Return the function as it is submitted here: it inherits the environment of this process."""
         here = runtime_env.current()
         if here is None:

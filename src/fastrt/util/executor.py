@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ForkedRuntimeError, TaskError
 from fastrt.runtime.nodes import cluster_resources
@@ -25,6 +25,16 @@ from fastrt.store.client import Store
 from fastrt.util.batch import Batch, chunks_of, flat
 from fastrt.util.calls import Calls, InitializerFailedError, run_chunk
 from fastrt.util.futures import TaskFuture
+
+if TYPE_CHECKING:
+    from typing import Concatenate, ParamSpec, TypeVar, overload
+
+    from fastrt.store.ref import ObjectRef
+
+    _P = ParamSpec("_P")
+    _V = TypeVar("_V")
+    _A0 = TypeVar("_A0")
+    _A1 = TypeVar("_A1")
 
 _RETRIES = 3
 _LOOK_S = 1.0  # at its end the program waits for calls in steps, so that an interrupt can end the wait
@@ -83,7 +93,31 @@ class Executor(concurrent.futures.Executor):
         self._pid = os.getpid()
         _live.add(self)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
+    if TYPE_CHECKING:
+
+        @overload
+        def submit(self, fn: Callable[_P, _V], /, *args: _P.args, **kwargs: _P.kwargs) -> TaskFuture[_V]: ...
+        @overload
+        def submit(
+            self,
+            fn: Callable[Concatenate[_A0, _P], _V],
+            a0: ObjectRef[_A0],
+            /,
+            *args: _P.args,
+            **kwargs: _P.kwargs,
+        ) -> TaskFuture[_V]: ...
+        @overload
+        def submit(
+            self,
+            fn: Callable[Concatenate[_A0, _A1, _P], _V],
+            a0: _A0 | ObjectRef[_A0],
+            a1: ObjectRef[_A1],
+            /,
+            *args: _P.args,
+            **kwargs: _P.kwargs,
+        ) -> TaskFuture[_V]: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
         """Call `fn(*args, **kwargs)` in a worker.
 
         Args:
@@ -111,11 +145,11 @@ class Executor(concurrent.futures.Executor):
 
     def map(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., _V],
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
-    ) -> Iterator[Any]:
+    ) -> Iterator[_V]:
         """Call `fn` with one item of each iterable, for as many as the shortest has.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from concurrent.futures._base import CANCELLED
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastrt._core.objects import pending
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError
@@ -17,6 +17,15 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import when_ready
 from fastrt.tasks.cancel import cancel_in
 from fastrt.util.calls import as_raised, withdraw
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _V = TypeVar("_V", default=Any)
+else:
+    from typing import TypeVar
+
+    _V = TypeVar("_V")
 
 
 class Owner(Protocol):
@@ -32,7 +41,7 @@ class Owner(Protocol):
         """Called when a call has ended with an error."""
 
 
-class TaskFuture(concurrent.futures.Future[Any]):
+class TaskFuture(concurrent.futures.Future[_V]):
     """The future that `fastrt.Executor.submit` returns.
 
     A call can be cancelled until a worker has begun it. Inside a task, `result` and `exception` let another worker run
@@ -86,7 +95,7 @@ class TaskFuture(concurrent.futures.Future[Any]):
         except FastrtError:
             return False
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> _V:
         """Return the result of the call; see `concurrent.futures.Future.result`."""
         self._wait(timeout)
         return super().result(timeout)

@@ -1,0 +1,72 @@
+"""The types of the public API, as mypy and pyright read them: `cases.py` says which lines are wrong."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import fastrt
+from fastrt.actor import Actor
+from fastrt.tasks.actor_handle import ActorMethod
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CASES = HERE / "cases.py"
+CHECKER_S = 300  # the first run reads all of fastrt and NumPy
+
+
+def check(found, output, mark):
+    """Compare the lines that a checker reports with those that have a mark."""
+    lines = CASES.read_text().splitlines()
+    marked = {number for number, line in enumerate(lines, 1) if re.search(mark, line)}
+    assert len(marked) > 60
+    assert sum("assert_type(" in line for line in lines) > 140
+    missed = [f"{number}: {lines[number - 1]}" for number in sorted(marked - found)]
+    assert (missed, found - marked) == ([], set()), output
+
+
+def run(*command):
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=CHECKER_S
+    )
+
+
+@pytest.mark.timeout(CHECKER_S)
+def test_mypy_reports_the_wrong_lines_only():
+    pytest.importorskip("mypy")
+    result = run("mypy", "--no-error-summary", "--hide-error-context", str(CASES))
+    found = re.findall(r"^(\S+?):(\d+): error: ", result.stdout, re.M)
+    assert {Path(path).name for path, _ in found} == {CASES.name}, result.stdout + result.stderr
+    check({int(line) for _, line in found}, result.stdout, "  # wrong: ")
+
+
+@pytest.mark.timeout(CHECKER_S)
+@pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="pyright is not installed")
+def test_pyright_reports_the_wrong_lines_only():
+    result = run("pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(HERE))
+    found = [one for one in json.loads(result.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    check({one["range"]["start"]["line"] + 1 for one in found}, "\n".join(map(str, found)), "  # wrong")
+
+
+def test_types_can_be_written_at_run_time():
+    assert typing.get_args(fastrt.ObjectRef[int]) == (int,)
+    assert typing.get_args(fastrt.ObjectRefGenerator[str]) == (str,)
+    for made in (fastrt.RemoteFunction, ActorMethod, fastrt.ActorClass):
+        assert typing.get_origin(made[[int], str]) is made
+    assert typing.get_origin(fastrt.ActorHandle[int]) is fastrt.ActorHandle
+    assert "remote" in vars(fastrt.RemoteFunction)
+    assert fastrt.RemoteFunction.remote.__qualname__ == "RemoteFunction.remote"
+
+
+def test_base_of_typed_actors_adds_nothing():
+    class Plain:
+        __slots__ = ()
+
+    assert set(dir(Actor)) == set(dir(Plain))
