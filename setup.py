@@ -10,17 +10,23 @@ objects never end up in a wheel:
     FASTRT_SANITIZE=fuzzer     as address, and every branch and comparison is reported to a fuzzer
 """
 
+import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 CORE = Path("src/fastrt/_core")
 # Plain Python that is compiled too, each with the types in a .pxd beside it; without a compiled file it runs as it is.
 # docs/adr/0005-compiled-python.md
 PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
+BUILD_FILE = "fastrt/build.json"  # read by fastrt.observe.build
+COMMIT_FILE = "COMMIT"  # in an sdist only
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
@@ -128,6 +134,10 @@ class BuildPython(build_py):
         super().run()
         for folder, target in self.descriptor_sets():
             compile_descriptors(folder, target)
+        if not self.editable_mode:
+            for path in sorted(Path("protos").glob("*/*.proto")):
+                self.copy_file(str(path), str(self.proto_in_wheel(path)))
+            Path(self.build_lib, BUILD_FILE).write_text(json.dumps(build_facts(), indent=2) + "\n")
 
     def remove_leftovers(self) -> None:
         """Remove an earlier build's files, or a file deleted since would be in the next wheel; objects stay."""
@@ -142,8 +152,53 @@ class BuildPython(build_py):
         folders = sorted({path.parent for path in Path("protos").glob("*/*.proto")})
         return [(folder, root / f"{folder.name}.binpb") for folder in folders]
 
+    def proto_in_wheel(self, path: Path) -> Path:
+        """Where `fastrt protos` finds a file of protos/."""
+        target = Path(self.build_lib, "fastrt", path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return super().get_outputs(include_bytecode) + [str(target) for _, target in self.descriptor_sets()]
+        made = [target for _, target in self.descriptor_sets()]
+        if not self.editable_mode:
+            made += [self.proto_in_wheel(path) for path in sorted(Path("protos").glob("*/*.proto"))]
+            made.append(Path(self.build_lib, BUILD_FILE))
+        return super().get_outputs(include_bytecode) + [str(path) for path in made]
+
+
+class SourceArchive(sdist):
+    """Also writes the commit into the archive, where git cannot be asked later."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        if commit := commit_here():
+            Path(base_dir, COMMIT_FILE).write_text(commit + "\n")
+
+
+def commit_here() -> str:
+    """The commit of this tree, with a "+" if files differ from it; "" if it is unknown."""
+    if Path(COMMIT_FILE).exists():
+        return Path(COMMIT_FILE).read_text().strip()
+    if not Path(".git").exists():  # not a repository that happens to contain this folder
+        return ""
+    answers = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            asked = subprocess.run(["git", *words], capture_output=True, text=True)
+        except OSError:
+            return ""
+        if asked.returncode:
+            return ""
+        answers.append(asked.stdout.strip())
+    return answers[0] + "+" * bool(answers[1])
+
+
+def build_facts() -> dict[str, object]:
+    """The facts that `fastrt --version` prints about a build."""
+    layout = re.search(r"^#define FRT_LAYOUT_VERSION (\d+)", (CORE / "include/layout.h").read_text(), re.M)
+    flags = [OPTIMIZE, *["failpoints"] * FAILPOINTS, *[f"sanitizer {SANITIZE}"] * bool(SANITIZE)]
+    flags += ["hardened"] * bool(HARDENING)
+    return {"commit": commit_here(), "layout": int(layout[1]) if layout else 0, "flags": flags}
 
 
 def compile_descriptors(folder: Path, target: Path) -> None:
@@ -162,6 +217,6 @@ def compile_descriptors(folder: Path, target: Path) -> None:
 setup(
     packages=packages(),
     ext_modules=extensions(),
-    cmdclass={"build_ext": BuildCore, "build_py": BuildPython},
+    cmdclass={"build_ext": BuildCore, "build_py": BuildPython, "sdist": SourceArchive},
     options={"build": {"build_base": f"build/variant{VARIANT}"}} if VARIANT else {},
 )

@@ -17,8 +17,10 @@ PAGES = [
     "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
-    "docs/placement.md",
+    "docs/placement.md", "docs/doctor.md",
 ]  # fmt: skip
+# Pages whose programs and commands belong together, and the tests that run them.
+ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
@@ -28,6 +30,7 @@ INSTEAD = {
     "fastrt memory": ["fastrt", "memory", "--help"],
     "fastrt timeline": ["fastrt", "timeline", "--help"],
     "fastrt start": ["fastrt", "start", "--help"],
+    "fastrt doctor --clean": ["fastrt", "doctor", "--help"],
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
@@ -118,6 +121,11 @@ def run(words, cwd):
 def run_once(*words):
     """What only shows that a command exists, of all those that it stands for."""
     run(words, ROOT)
+
+
+def test_other_pages_have_tests_that_run_them():
+    for page, test in ELSEWHERE.items():
+        assert page in (ROOT / test).read_text()
 
 
 def test_make_alone_lists_every_target():

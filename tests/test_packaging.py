@@ -64,6 +64,9 @@ def test_installed_files_are_complete():
             assert any(name.startswith(f"{module}.cpython-") for name in installed)
     for folder in {path.parent.name for path in (ROOT / "protos").glob("*/*.proto")}:
         assert f"fastrt/net/grpc/descriptors/{folder}.binpb" in installed
+    assert "fastrt/build.json" in installed
+    for proto in (ROOT / "protos").rglob("*.proto"):
+        assert f"fastrt/{proto.relative_to(ROOT).as_posix()}" in installed
     for module in (ROOT / "bench").rglob("*.py"):
         assert f"fastrt/bench/{module.relative_to(ROOT / 'bench').as_posix()}" in installed
     assert not [name for name in installed if name.endswith((".c", ".pyx"))]

@@ -6,6 +6,7 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -26,7 +27,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
 _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
-_STORE_BYTES_MIN = 16 << 20
+STORE_BYTES_MIN = 16 << 20
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
 _CLIENTS_DENSE_MOST = 256  # clients with preallocated bits in every object's record: 96 bytes for 256 of them
@@ -119,10 +120,7 @@ class Config:
             source, value = name, overrides.get(name)
             if value is None:
                 source, value = _variable(name), os.environ.get(_variable(name)) or None
-            setting = _SETTINGS[name]
-            values[name] = setting.default() if value is None else setting.read(source, value)
-            if value is None and name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
-                values[name] = _dense(values["num_workers"])
+            values[name] = _default(name, values) if value is None else _SETTINGS[name].read(source, value)
         config = cls(**values)
         config._check_together()
         return config
@@ -143,6 +141,40 @@ class Config:
             )
         if self.resources and not self.num_workers:
             raise ConfigError(f"resources={self.resources!r} on a node without workers: nothing could use them")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A setting, and where its value comes from.
+
+    Attributes:
+        name: of the attribute of `Config`.
+        variable: the environment variable that sets it.
+        value: the setting's value; None if it cannot be read.
+        is_default: whether the variable is not set.
+        error: why the value cannot be read; empty: it can.
+    """
+
+    name: str
+    variable: str
+    value: Any
+    is_default: bool
+    error: str = ""
+
+
+def origins() -> list[Origin]:
+    """Return every setting of a runtime that is started here without arguments, also the wrong ones."""
+    found: list[Origin] = []
+    values: dict[str, Any] = {}
+    for field in fields(Config):
+        name, variable, error = field.name, _variable(field.name), ""
+        text = os.environ.get(variable) or None
+        try:
+            values[name] = _default(name, values) if text is None else _SETTINGS[name].read(variable, text)
+        except (ConfigError, OSError) as exc:
+            error = str(exc)
+        found.append(Origin(name, variable, values.get(name), text is None, error))
+    return found
 
 
 def raise_descriptors() -> int:
@@ -232,8 +264,8 @@ def cpu_count() -> int:
         At least 1.
     """
     usable = len(os.sched_getaffinity(0))
-    quota = _cgroup_cpus()
-    return max(1, usable if quota is None else min(usable, quota))
+    quota = cgroup_cpus()
+    return max(1, usable if quota is None else min(usable, math.ceil(quota)))
 
 
 def default_store_bytes() -> int:
@@ -247,13 +279,13 @@ def default_store_bytes() -> int:
     available = _meminfo_bytes("MemAvailable")
     shm = os.statvfs(SHM_DIR)
     free = shm.f_bavail * shm.f_frsize
-    limit = _cgroup_memory_bytes()
+    limit = cgroup_memory_bytes()
     store = min(available * 3 // 10, free * 8 // 10, *([] if limit is None else [limit // 2]))
     store -= store % (1 << 20)
-    if store < _STORE_BYTES_MIN:
+    if store < STORE_BYTES_MIN:
         raise ConfigError(
             f"no room for an object store: {available >> 20} MiB of memory available, {free >> 20} MiB free in "
-            f"{SHM_DIR}, {_STORE_BYTES_MIN >> 20} MiB needed at least; free some, or enlarge {SHM_DIR} "
+            f"{SHM_DIR}, {STORE_BYTES_MIN >> 20} MiB needed at least; free some, or enlarge {SHM_DIR} "
             "(docker run --shm-size=1g)"
         )
     return store
@@ -305,6 +337,13 @@ def _is_mine(folder: str) -> bool:
 
 def _variable(name: str) -> str:
     return f"FASTRT_{name.upper()}"
+
+
+def _default(name: str, values: Mapping[str, Any]) -> Any:
+    """Return a setting's default; `values` are those of the settings before it."""
+    if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+        return _dense(values.get("num_workers", 1))
+    return _SETTINGS[name].default()
 
 
 @dataclass(frozen=True)
@@ -377,7 +416,7 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
-    "object_store_memory": _Setting(_size_from(_STORE_BYTES_MIN), default_store_bytes),
+    "object_store_memory": _Setting(_size_from(STORE_BYTES_MIN), default_store_bytes),
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_DEFAULT),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
@@ -409,22 +448,62 @@ def _meminfo_bytes(field: str) -> int:
     raise ConfigError(f"/proc/meminfo has no {field}; set object_store_memory")
 
 
-def _cgroup_dirs(controller: str) -> list[Path]:
+def cgroup_cpus(root: Path | None = None) -> float | None:
+    """The CPUs that the cgroup's quota allows, version 1 or 2; None: no limit.
+
+    Args:
+        root: the folder with `proc` and `sys` to read; None: this machine's.
+    """
+    quotas = []
+    for text in _read_all(*[folder / "cpu.max" for folder in _cgroup_dirs("", root)]):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit():
+            quotas.append(int(quota) / int(period or 100_000))
+    for folder in [*_cgroup_dirs("cpu", root), _cgroup_root(root) / "cpu"]:
+        version1 = _read_all(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+        if len(version1) == 2 and int(version1[0]) > 0:
+            quotas.append(int(version1[0]) / int(version1[1]))
+    return min(quotas, default=None)
+
+
+def cgroup_memory_bytes(root: Path | None = None) -> int | None:
+    """The cgroup's limit of memory, version 1 or 2; None: no limit. `root` is as for `cgroup_cpus`."""
+    return _least(
+        *[folder / "memory.max" for folder in _cgroup_dirs("", root)],
+        *[f / "memory.limit_in_bytes" for f in [*_cgroup_dirs("memory", root), _cgroup_root(root) / "memory"]],
+    )
+
+
+def cgroup_processes(root: Path | None = None) -> tuple[int | None, int]:
+    """The cgroup's limit of processes and threads, None for no limit, and how many there are."""
+    for folder in [*_cgroup_dirs("", root), *_cgroup_dirs("pids", root)]:
+        limit, now = _least(folder / "pids.max"), _least(folder / "pids.current")
+        if limit is not None:
+            return limit, now or 0
+    return None, 0
+
+
+def _cgroup_root(root: Path | None) -> Path:
+    return _CGROUP_DIR if root is None else root / _CGROUP_DIR.relative_to("/")
+
+
+def _cgroup_dirs(controller: str, root: Path | None = None) -> list[Path]:
     """List the folders of this process's cgroup up to the root: any of them may hold the tightest limit.
 
     Args:
         controller: of version 1, such as "memory"; "" for version 2. A hierarchy of version 1 may have several.
+        root: as for `cgroup_cpus`.
     """
     try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
+        lines = (_OWN_CGROUPS if root is None else root / _OWN_CGROUPS.relative_to("/")).read_text().splitlines()
     except OSError:
         return []
     for line in lines:  # number:controllers:path
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
-            root = _CGROUP_DIR / controllers
-            own = root / path.lstrip("/")
-            return [own, *[p for p in own.parents if p == root or root in p.parents]]
+            top = _cgroup_root(root) / controllers
+            own = top / path.lstrip("/")
+            return [own, *[p for p in own.parents if p == top or top in p.parents]]
     return []
 
 
@@ -439,23 +518,6 @@ def _read_all(*paths: Path) -> list[str]:
     return texts
 
 
-def _cgroup_cpus() -> int | None:
-    quotas = []
-    for text in _read_all(*[folder / "cpu.max" for folder in _cgroup_dirs("")]):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit():
-            quotas.append(-(-int(quota) // int(period or 100_000)))
-    for folder in [*_cgroup_dirs("cpu"), _CGROUP_DIR / "cpu"]:
-        version1 = _read_all(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
-        if len(version1) == 2 and int(version1[0]) > 0:
-            quotas.append(-(-int(version1[0]) // int(version1[1])))
-    return min(quotas, default=None)
-
-
-def _cgroup_memory_bytes() -> int | None:
-    texts = _read_all(
-        *[folder / "memory.max" for folder in _cgroup_dirs("")],
-        *[folder / "memory.limit_in_bytes" for folder in [*_cgroup_dirs("memory"), _CGROUP_DIR / "memory"]],
-    )
+def _least(*paths: Path) -> int | None:
     # Version 1 writes "no limit" as a number near 2^63.
-    return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)
+    return min((int(text) for text in _read_all(*paths) if text.isdigit() and int(text) < 1 << 60), default=None)

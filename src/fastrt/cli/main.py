@@ -13,11 +13,14 @@ import click
 # name -> ("module:attribute", one line for the list)
 _COMMANDS = {
     "bench": ("fastrt.cli.bench:bench", "Run the benchmark suites and print a table."),
+    "config": ("fastrt.cli.config:config", "Show every setting, its value and its origin."),
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
+    "doctor": ("fastrt.cli.doctor:doctor", "Check whether fastrt can work on this machine."),
     "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
     "memory": ("fastrt.cli.memory:memory", "Show the store's memory by process and by line of code."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
+    "protos": ("fastrt.cli.protos:protos", "Write the .proto files, for programs in other languages."),
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
@@ -48,7 +51,20 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Print which build this is, and end."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    import fastrt
+    from fastrt.observe.build import this_build
+
+    click.echo("\n".join(this_build(fastrt.__version__).lines()))
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fastrt", prog_name="fastrt")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show which build it is."
+)
 def main() -> None:
     """fastrt: tasks and objects over shared memory, with compiled hot paths."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -22,17 +21,18 @@ from typing import Any
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_DAEMON, Client, admit, table, want_workers
-from fastrt._core.memory.segment import Segment, sweep
+from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, remote, spill
 from fastrt._core.tasks import tasks
-from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
+from fastrt.config import Config
 from fastrt.errors import LockStuck
-from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder
+from fastrt.folders import private_folder
 from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.kept import KeptObjectTable
+from fastrt.node.leftovers import sweep_sessions
 from fastrt.node.members import FORKED, Members
 from fastrt.node.memory_limit import KillCounters
 from fastrt.node.output import Output
@@ -40,7 +40,7 @@ from fastrt.node.spiller import Spiller
 from fastrt.node.worker_pool import Pool
 from fastrt.store import unread
 from fastrt.store.client import Store
-from fastrt.store.join import Link, answers, listen
+from fastrt.store.join import Link, listen
 from fastrt.store.messages import (
     ActorsChanged,
     Blocked,
@@ -548,25 +548,3 @@ def create_segment(config: Config) -> Segment:
         tasks_max=config.tasks_max,
         trace=config.trace,
     )
-
-
-def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
-    """Remove segments, folders and spilled values of crashed sessions; create the runtime folder for this user only.
-
-    Raises:
-        UnsafeFolderError: the runtime folder belongs to another user, or others may enter or replace it.
-    """
-    private_folder(runtime_dir, RUNTIME_FOLDER)
-    sweep()
-    for folder in [*runtime_dir.iterdir(), *(spill_dir.iterdir() if spill_dir.is_dir() else ())]:
-        gone = re.fullmatch("[0-9a-f]{32}", folder.name) and not (SHM_DIR / f"fastrt-{folder.name}").exists()
-        # A session that ends removes its segment first: while its daemon answers, the daemon removes the rest.
-        if gone and not answers(str(runtime_dir / folder.name / "node.sock")) and _is_private(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        return has_private_folder(folder, "a session's folder")
-    except (UnsafeFolderError, OSError):
-        return False  # another user's: a spill folder may be shared

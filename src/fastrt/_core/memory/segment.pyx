@@ -527,20 +527,20 @@ def segments():
     return names
 
 
-def sweep():
-    """Unlink segments of crashed sessions: the daemon is dead, and so is every attached process.
+def leftovers():
+    """This user's segments whose daemon and attached processes are dead; none that cannot be read reliably."""
+    return [name for name in segments() if not _in_use(name)]
 
-    Returns:
-        The names removed. A segment stays if it cannot be read reliably.
-    """
+
+def sweep():
+    """Unlink the segments that `leftovers` names; return the names removed."""
     removed = []
-    for name in segments():
-        if not _in_use(name):
-            try:
-                posix_ipc.unlink_shared_memory(name)
-            except posix_ipc.ExistentialError:
-                continue
-            removed.append(name)
+    for name in leftovers():
+        try:
+            posix_ipc.unlink_shared_memory(name)
+        except posix_ipc.ExistentialError:
+            continue
+        removed.append(name)
     return removed
 
 
