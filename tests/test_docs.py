@@ -17,7 +17,7 @@ PAGES = [
     "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
-    "docs/placement.md",
+    "docs/placement.md", "docs/data.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.

@@ -1,4 +1,4 @@
-"""An environment with torch (its CPU build), JAX, scikit-learn, pandas, Polars and PyArrow, made once in .cache/libraries.
+"""An environment with torch (CPU build), JAX, scikit-learn, pandas, Polars and PyArrow, made once in .cache/libraries.
 
 `make check` runs this first. fastrt and the test tools come from the environment of the Python that runs this script,
 which is searched after the libraries.

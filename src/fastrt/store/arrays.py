@@ -66,24 +66,6 @@ def dtype_text(dtype: Any) -> bytes:
     return text
 
 
-def header(array: Any) -> tuple[bytes, Any]:
-    """Return the header of an array that has a text, and the array or `Strided` with its bytes in their order."""
-    text = dtype_text(array.dtype)
-    order, after, part = _ROWS, b"", array
-    flags = array.flags
-    if not flags.c_contiguous:
-        if flags.f_contiguous:
-            order = _COLUMNS
-        else:
-            axes = _axes_by_stride(array)
-            part = Strided(array.transpose(axes))
-            if axes == sorted(axes, reverse=True):
-                order = _COLUMNS
-            elif axes != sorted(axes):
-                order, after = _AXES, bytes(axes)
-    return _head(array.shape, order, text) + after, part
-
-
 def header_of(shape: tuple[int, ...], dtype: Any, columns: bool) -> bytes:
     """Return the header of a contiguous array of a type that has a text; with `columns` in Fortran order."""
     # An array of one axis or one item has both orders.
@@ -97,15 +79,35 @@ def _head(shape: tuple[int, ...], order: int, text: bytes) -> bytes:
 
 def write_array(array: Any, numpy: Any) -> tuple[int, list[tuple[int, Any]]]:
     """Return the size and the parts of an array that has a text."""
-    head, part = header(array)
+    dtype, flags, nbytes = array.dtype, array.flags, array.nbytes
+    text = _texts.get(dtype) or dtype_text(dtype)
+    order, part = _ROWS, array
+    if not flags.c_contiguous:
+        if flags.f_contiguous:
+            order = _COLUMNS
+        else:
+            order, after, part = _arranged(array)
+            text += after
+    ndim = array.ndim
+    head = _HEADS[ndim].pack(ndim, order, len(text) - ndim if order == _AXES else len(text), *array.shape) + text
+    if not nbytes:
+        return aligned(len(head)), [(0, head)]
+    if part is array and (order or dtype.kind not in "biufc"):
+        # A flat byte view, because the buffer protocol does not support the type (datetime64) or the order.
+        part = array.reshape(-1, order="F" if order else "C").view(numpy.uint8)
     start = aligned(len(head))
-    parts: list[tuple[int, Any]] = [(0, head)]
-    if array.nbytes:
-        if part is array and (array.dtype.kind not in "biufc" or not array.flags.c_contiguous):
-            # A flat byte view, because the buffer protocol does not support the type (datetime64) or the order.
-            part = array.reshape(-1, order="C" if array.flags.c_contiguous else "F").view(numpy.uint8)
-        parts.append((start, part))
-    return start + array.nbytes, parts
+    return start + nbytes, [(0, head), (start, part)]
+
+
+def _arranged(array: Any) -> tuple[int, bytes, Strided]:
+    """Return the order of a strided array's axes, their numbers if they must be stored, and the array to be copied."""
+    axes = _axes_by_stride(array)
+    part = Strided(array.transpose(axes))
+    if axes == sorted(axes):
+        return _ROWS, b"", part
+    if axes == sorted(axes, reverse=True):
+        return _COLUMNS, b"", part
+    return _AXES, bytes(axes), part
 
 
 def read_array(data: Any) -> Any:
@@ -124,7 +126,7 @@ def read_array(data: Any) -> Any:
     dtype = _dtypes.get(text)
     if dtype is None:
         dtype = _dtypes[text] = pickle.loads(text) if text[0] == _PICKLED else numpy.dtype(text.decode())
-    if order == _AXES:
+    if order > 1:
         axes = list(view[end : end + ndim])
         dense = numpy.ndarray([shape[axis] for axis in axes], dtype, data, aligned(end + ndim))
         return dense.transpose(_inverse(axes))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.objects.handles import Writer
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store.arrays import aligned, dtype_text, header, header_of
+from fastrt.store.arrays import aligned, dtype_text, header_of
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import NDARRAY
 
@@ -69,8 +69,8 @@ def _seal(store: store_client.Store, value: Any) -> ObjectRef | None:
     writer = getattr(value, "base", None)
     if type(writer) is not Writer or writer.owner is not store.client or not dtype_text(value.dtype):
         return None
-    head, whole = header(value)
-    if whole is not value or aligned(len(head)) + value.nbytes != len(writer):
+    head = header_of(value.shape, value.dtype, not value.flags.c_contiguous)
+    if not value.flags.forc or aligned(len(head)) + value.nbytes != len(writer):
         return None  # its type or shape was set to another one
     try:
         writer.copy(0, head)

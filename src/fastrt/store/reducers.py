@@ -24,10 +24,8 @@ _FRAME_BYTES_MIN = 16 << 10
 _SLICE = 2
 
 # Types of Polars that Arrow has, too. Of the others some come back as another type.
-_ARROW_TYPES = frozenset(
-    ["Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64", "Boolean"]
-    + ["String", "Binary", "Date", "Datetime", "Duration", "Time"]
-)
+_INTEGERS = {f"{sign}{bits}" for sign in ("Int", "UInt") for bits in (8, 16, 32, 64)}
+_ARROW_TYPES = _INTEGERS | {"Float32", "Float64", "Boolean", "String", "Binary", "Date", "Datetime", "Duration", "Time"}
 
 _by_kind: dict[type, Callable[[Any], Reduced]] = {}
 # The packages of the classes below, and of those derived from them in the same package.
