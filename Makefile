@@ -33,7 +33,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python tests/engines/ray_env.py
 	$(BIN)/python tests/store/libraries_env.py
 	FASTRT_NO_SKIPS=1 .cache/libraries/bin/python -m pytest tests/store/test_libraries.py tests/store/test_serialize.py \
-	tests/worker/test_native_threads.py
+	tests/store/test_exchange.py tests/worker/test_native_threads.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

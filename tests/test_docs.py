@@ -17,7 +17,7 @@ PAGES = [
     "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
-    "docs/placement.md", "docs/doctor.md",
+    "docs/placement.md", "docs/doctor.md", "docs/data.md",
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}

@@ -36,6 +36,7 @@ from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.as_completed import as_completed
 from fastrt.store.client import get, put, wait
+from fastrt.store.drafts import empty
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor_class import ActorClass
@@ -114,6 +115,7 @@ __all__ = [
     "available_resources",
     "cancel",
     "cluster_resources",
+    "empty",
     "get",
     "exceptions",
     "exit_actor",

@@ -1,4 +1,4 @@
-"""An environment with torch (its CPU build), scikit-learn, pandas, Polars and PyArrow, made once in .cache/libraries.
+"""An environment with torch (CPU build), JAX, scikit-learn, pandas, Polars and PyArrow, made once in .cache/libraries.
 
 `make check` runs this first. fastrt and the test tools come from the environment of the Python that runs this script,
 which is searched after the libraries.
@@ -17,7 +17,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".cache" / "libraries"
 TORCH = SpecifierSet(">=2.2,<3")
-LIBRARIES = ["scikit-learn>=1.4,<2", "pandas>=2.1,<4", "polars>=1,<3", "pyarrow>=15,<27"]
+LIBRARIES = ["scikit-learn>=1.4,<2", "pandas>=2.1,<4", "polars>=1,<3", "pyarrow>=15,<27", "jax[cpu]>=0.4.30,<1"]
 
 
 def torch_wanted(python: Path) -> str:

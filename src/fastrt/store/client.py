@@ -449,6 +449,7 @@ def _nothing() -> None:
 _store: Store | None = None
 _start: Callable[[], Store] | None = None  # starts the embedded runtime
 _lock = threading.RLock()
+_seal_draft: Callable[[Store, Any], ObjectRef | None] | None = None  # set by the first call of `fastrt.empty`
 
 
 def install(start: Callable[[], Store]) -> None:
@@ -461,6 +462,12 @@ def set_store(store: Store | None) -> None:
     """Make `store` this process's store; None when the runtime shuts down."""
     global _store
     _store = store
+
+
+def install_drafts(seal: Callable[[Store, Any], ObjectRef | None]) -> None:
+    """Set a function that seals an array of `fastrt.empty`, for `put`, and returns None for other values."""
+    global _seal_draft
+    _seal_draft = seal
 
 
 def current() -> Store | None:
@@ -515,7 +522,8 @@ def put(value: _T) -> ObjectRef[_T]:
 
     Args:
         value: anything that can be pickled. Arrays, `bytes`-like buffers, frames and tensors are copied once,
-            into memory that every process of the node can map.
+            into memory that every process of the node can map. An array of `fastrt.empty` is there already: it is
+            sealed without a copy, and becomes read-only.
     Returns:
         A reference; the value lives as long as any reference to it or view of it.
     Raises:
@@ -534,7 +542,7 @@ def put(value: _T) -> ObjectRef[_T]:
             return other.put(value)
         store = require()
     try:
-        return store.put(value)
+        return (_seal_draft is not None and _seal_draft(store, value)) or store.put(value)
     except ForkedHandle:
         return require().put(value)
 
@@ -549,10 +557,11 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, 
     Args:
         refs: one ObjectRef or a list or tuple of them.
         timeout: seconds to wait at most; None waits without a limit, 0 only checks.
-        copy: None returns a NumPy array that is the whole value as a read-only view of shared memory, for any size, and
-            makes writable arrays and torch tensors inside a value private to this process: small ones are copied, of
-            large ones only the pages that are written. True makes an array that is the whole value private and
-            writable too. False makes everything a view: a library that ignores NumPy's flag (torch) crashes at a write.
+        copy: None returns a NumPy array that is the whole value, and the memory of Arrow data, as read-only views of
+            shared memory, and makes writable arrays and torch tensors inside a value private to this process: small
+            ones are copied, of large ones only the pages that are written. True makes an array that is the whole value
+            private and writable too. False makes everything a view: a library that ignores NumPy's flag (torch) then
+            crashes the process when it writes.
     Returns:
         The value, or a list of values in the order of `refs`. Views stay valid also after the reference is gone.
     Raises:

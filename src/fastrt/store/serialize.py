@@ -5,7 +5,11 @@ Three forms beside the core's scalars:
   PICKLE5   u32 length of the pickle, u32 number of buffers, (u64 offset, u64 length) of each, the pickle, and
             the buffers, each aligned to 64 bytes: pickle protocol 5 with out-of-band data (PEP 574). The lowest bit
             of an offset (OWN) marks a buffer that was writable.
-  NDARRAY   a NumPy array by itself: a small header and its bytes. Three times faster to read than its pickle.
+  NDARRAY   a NumPy array by itself: a small header and its bytes (see `store.arrays`). Three times faster to read than
+            its pickle.
+
+The reducers of `store.reducers` put the memory of other libraries' values out of band. A part of at least 64 KiB that
+stays in the pickle (bytes, a bytearray) is a part by itself, too, so that only its way to the store copies it.
 
 Libraries write to buffers that were writable, and some ignore NumPy's flag: torch has no read-only tensors, and
 compiled code of scikit-learn updates a model in place. In the arena's read-only pages such a write is a segmentation
@@ -22,6 +26,7 @@ import contextlib
 import functools
 import gc
 import io
+import mmap
 import pickle
 import struct
 import sys
@@ -36,16 +41,14 @@ from fastrt._core.objects import scalar
 from fastrt._core.objects.handles import Pin
 from fastrt._core.objects.private import map_private
 from fastrt.errors import SerializationError
-from fastrt.store import namespaces
+from fastrt.store import namespaces, reducers
+from fastrt.store.arrays import OUT_OF_BAND_MIN, Strided, aligned, dtype_text, read_array, write_array
 from fastrt.store.ref import ObjectRef
 
 if TYPE_CHECKING:
     from fastrt._core.objects.handles import Writer
 
 PICKLE, PICKLE5, NDARRAY = 16, 17, 18
-ALIGNMENT = 64
-# Below this size a buffer is cheaper inside the pickle than beside it.
-_OUT_OF_BAND_MIN = 1024
 OWN = 1
 # From this size on a private mapping is cheaper than a copy. For 1 MiB a mapping takes 16 us and a copy 70 us if
 # nothing is read, and both take the same if all is read. For 512 KiB that are then written, a copy takes 42 us and a
@@ -56,8 +59,6 @@ _MAP_BYTES_MIN = 1 << 20
 _PAUSE_BYTES_MIN = 4096
 _HEAD = struct.Struct("<II")
 _SPAN = struct.Struct("<QQ")
-# Dimensions, Fortran order, length of the dtype's text, shape; NumPy has at most 64 dimensions.
-_ARRAY_HEADS = [struct.Struct(f"<BBH{ndim}Q") for ndim in range(65)]
 
 _reading = threading.local()
 # A global that pickled code names: the dict, the name and the value that was sent.
@@ -85,7 +86,10 @@ class Serialized:
     def write(self, writer: Writer) -> None:
         """Copy every part to its place in the arena. This is the only copy that a `put` makes."""
         for offset, part in self.parts:
-            writer.copy(offset, part)
+            if type(part) is Strided:
+                part.copy_to(writer, offset)
+            else:
+                writer.copy(offset, part)
 
     def to_bytes(self) -> bytes:
         """Return the same bytes in one piece, for arguments that are stored in a task's record."""
@@ -93,6 +97,9 @@ class Serialized:
             return bytes(self.parts[0][1])
         out = bytearray(self.nbytes)
         for offset, part in self.parts:
+            if type(part) is Strided:
+                part.copy_to(out, offset)
+                continue
             flat = memoryview(part).cast("B")
             out[offset : offset + flat.nbytes] = flat
         return bytes(out)
@@ -103,18 +110,21 @@ def serialize(value: Any) -> Serialized:
 
     Args:
         value: anything; functions and classes of `__main__` and lambdas are sent by value (cloudpickle). NumPy arrays,
-            `bytes`-like buffers, Arrow tables, pandas frames and CPU tensors are stored out of band.
+            `bytes`-like buffers, Arrow tables, pandas and Polars frames and CPU tensors are stored out of band.
     Returns:
         The parts to be written.
     Raises:
         SerializationError: a part of the value cannot be pickled; the message says which.
     """
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and _dtype_text(value.dtype):
-        return _serialize_array(value, numpy)
+    if numpy is not None and type(value) is numpy.ndarray and dtype_text(value.dtype):
+        nbytes, parts = write_array(value, numpy)
+        return Serialized(NDARRAY, nbytes, parts, [])
     if scalar.is_plain(value):
         data = pickle.dumps(value, 5)
         return Serialized(PICKLE, len(data), [(0, data)], [])
+    if type(value) is memoryview or type(value) is mmap.mmap:
+        return _serialize_any(memoryview(value).toreadonly())  # by itself it comes back as a read-only view
     return _serialize_any(value)
 
 
@@ -146,13 +156,16 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | No
         copy: True makes an array that is the whole value private too; False makes all arrays and buffers read-only
             views.
     Returns:
-        The value. By default an array that is the whole value is a read-only view; arrays and tensors inside a value
-        are private.
+        The value. By default an array that is the whole value and Arrow data are read-only views; arrays and tensors
+        inside a value are private.
     Raises:
         SerializationError: a module or attribute of the value is missing here; the message names it.
     """
     if kind == NDARRAY:
-        return _read_array(_private(data) if copy else data)
+        try:
+            return read_array(_private(data) if copy else data)
+        except (ImportError, AttributeError) as exc:
+            raise _missing(exc) from exc
     outer = getattr(_reading, "refs", None)
     _reading.refs = refs
     paused = len(data) >= _PAUSE_BYTES_MIN and gc.isenabled()
@@ -163,75 +176,29 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | No
             return pickle.loads(data)
         return _read_pickle5(data, 0 if copy is False else OWN)
     except (ImportError, AttributeError) as exc:
-        raise SerializationError(
-            f"cannot rebuild a value in this process: {exc}; make the module importable where the value is used "
-            "(install it, or put its folder on PYTHONPATH)"
-        ) from exc
+        raise _missing(exc) from exc
     finally:
         _reading.refs = outer
         if paused:
             gc.enable()
 
 
+def _missing(exc: BaseException) -> SerializationError:
+    return SerializationError(
+        f"cannot rebuild a value in this process: {exc}; make the module importable where the value is used "
+        "(install it, or put its folder on PYTHONPATH)"
+    )
+
+
 # ---- arrays ----
-
-
-def _dtype_text(dtype: Any) -> bytes:
-    """The portable name of a plain dtype; empty for one that needs pickle (objects, records)."""
-    text = _texts.get(dtype)
-    if text is None:
-        plain = not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.kind != "V"
-        # NumPy makes an array over a buffer with items of at least one byte; other packages' types have no text.
-        plain = plain and dtype.itemsize > 0 and dtype.num < _FOREIGN_TYPES
-        text = _texts[dtype] = dtype.str.encode() if plain else b""
-    return text
-
-
-_texts: dict[Any, bytes] = {}
-_FOREIGN_TYPES = 256  # NPY_USERDEF: type numbers of other packages begin here
 
 
 def is_large_array(value: Any, least: int) -> bool:
     """Tell whether `value` is a plain NumPy array of at least `least` bytes, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return (
-        numpy is not None and type(value) is numpy.ndarray and value.nbytes >= least and bool(_dtype_text(value.dtype))
+        numpy is not None and type(value) is numpy.ndarray and value.nbytes >= least and bool(dtype_text(value.dtype))
     )
-
-
-def _serialize_array(array: Any, numpy: Any) -> Serialized:
-    text = _dtype_text(array.dtype)
-    fortran = False
-    flags = array.flags
-    if not flags.c_contiguous:
-        fortran = flags.f_contiguous
-        if not fortran:
-            array = numpy.ascontiguousarray(array)
-    head = _ARRAY_HEADS[array.ndim].pack(array.ndim, fortran, len(text), *array.shape) + text
-    start = _aligned(len(head))
-    parts: list[tuple[int, Any]] = [(0, head)]
-    if array.nbytes:
-        if fortran or array.dtype.kind not in "biufc":
-            # A flat byte view, because the buffer protocol does not support the type (datetime64) or the order.
-            array = array.reshape(-1, order="F" if fortran else "C").view(numpy.uint8)
-        parts.append((start, array))
-    return Serialized(NDARRAY, start + array.nbytes, parts, [])
-
-
-_dtypes: dict[bytes, Any] = {}
-
-
-def _read_array(data: Any) -> Any:
-    import numpy
-
-    view = memoryview(data)
-    _, fortran, length, *shape = _ARRAY_HEADS[view[0]].unpack_from(view)
-    at = _ARRAY_HEADS[len(shape)].size
-    text = bytes(view[at : at + length])
-    dtype = _dtypes.get(text)
-    if dtype is None:
-        dtype = _dtypes[text] = numpy.dtype(text.decode())
-    return numpy.ndarray(shape, dtype, data, _aligned(at + length), order="F" if fortran else "C")
 
 
 def owned(value: Any) -> Any:
@@ -247,12 +214,26 @@ def owned(value: Any) -> Any:
 # ---- everything else ----
 
 
+class _Chunks:
+    """A file for a pickler. It keeps each piece of the pickle, without a copy of large bytes and bytearrays."""
+
+    __slots__ = ("chunks",)
+
+    def __init__(self) -> None:
+        self.chunks: list[Any] = []
+
+    def write(self, chunk: Any) -> None:
+        """Keep a frame, or the bytes of one large object."""
+        # A memoryview shows the text of a str, which may be gone when this pickle is copied to the store.
+        self.chunks.append(bytes(chunk) if type(chunk) is memoryview else chunk)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle with references by number and with strided arrays and tensors out of band."""
+    """cloudpickle with references by number, and with the reducers of `store.reducers`."""
 
     def __init__(
         self,
-        file: io.BytesIO,
+        file: _Chunks,
         buffers: list[pickle.PickleBuffer],
         refs: list[ObjectRef],
         watched: list[Watched] | None = None,
@@ -273,16 +254,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return self._reduce_function(obj)
         if issubclass(kind, type):
             return self._reduce_class(obj)
-        module = kind.__module__
-        if type(module) is not str:  # a class can set any __module__
-            return super().reducer_override(obj)
-        if module == "numpy" and kind.__name__ == "ndarray" and not obj.flags.forc and not obj.dtype.hasobject:
-            # NumPy pickles strided arrays in band: two copies more than a contiguous one made first.
-            return sys.modules["numpy"].ascontiguousarray(obj).__reduce_ex__(5)
-        if module == "torch" and kind.__name__ == "Tensor" and _plain_tensor(obj):
-            return _rebuild_tensor, (obj.numpy(),)
-        if module.startswith("jaxlib") and kind.__name__ == "ArrayImpl":
-            return _rebuild_jax, (sys.modules["numpy"].asarray(obj),)
+        reduce = reducers.reducer_of(kind)
+        if reduce is not None:
+            made = reduce(obj)
+            if made is not None:
+                return made
         return super().reducer_override(obj)
 
     def _reduce_function(self, function: Any) -> Any:
@@ -315,15 +291,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 def _digest(value: Any) -> object:
     """Digest the content of a value; None if it cannot be pickled."""
-    file = io.BytesIO()
+    file = _Chunks()
     buffers: list[pickle.PickleBuffer] = []
     refs: list[ObjectRef] = []
     try:
         _PlainPickler(file, buffers, refs).dump(value)
     except Exception:  # the value's methods may raise anything; it is raised again when the value is pickled
         return None
-    content = namespaces.digest_of([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
+    parts = [_part(buffer) for buffer in buffers]
+    content = namespaces.digest_of(
+        [b"".join(file.chunks), *(part.array.tobytes() if type(part) is Strided else part for part in parts)]
+    )
     return content, tuple(ref.objref for ref in refs)
+
+
+class _ExportPickler(_Pickler):
+    """A second attempt for a value that cannot be pickled: its parts may have another way to give their memory."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        made = reducers.reduce_exporter(obj)
+        return super().reducer_override(obj) if made is None else made
 
 
 class _PlainPickler(_Pickler):
@@ -338,39 +325,63 @@ class _PlainPickler(_Pickler):
 
 def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
     """Keep a buffer out of band; return True if it must go inside the pickle instead."""
-    try:
-        if buffer.raw().nbytes < _OUT_OF_BAND_MIN:
-            return True
-    except BufferError:  # not contiguous
+    part = _part(buffer)
+    if part is None or part.nbytes < OUT_OF_BAND_MIN:
         return True
     buffers.append(buffer)
     return False
 
 
-def _serialize_any(value: object, watched: list[Watched] | None = None) -> Serialized:
-    buffers: list[pickle.PickleBuffer] = []
-    refs: list[ObjectRef] = []
-    file = io.BytesIO()
+def _part(buffer: pickle.PickleBuffer) -> Any:
+    """Return a buffer's bytes, or the strided array that it stands for; None if it is not contiguous."""
     try:
-        _Pickler(file, buffers, refs, watched).dump(value)
+        raw = buffer.raw()
+    except BufferError:
+        return None
+    return raw.obj if type(raw.obj) is Strided else raw
+
+
+def _serialize_any(value: object, watched: list[Watched] | None = None) -> Serialized:
+    try:
+        return _serialize_by(_Pickler, value, watched)
     except MemoryError:
         raise
     except Exception as exc:  # the value's methods may raise anything
+        with contextlib.suppress(Exception):  # then the first error says more
+            return _serialize_by(_ExportPickler, value, watched)
         raise SerializationError(_explain(value, exc)) from exc
-    data = file.getbuffer()
+
+
+def _serialize_by(pickler: type[_Pickler], value: object, watched: list[Watched] | None) -> Serialized:
+    buffers: list[pickle.PickleBuffer] = []
+    refs: list[ObjectRef] = []
+    file = _Chunks()
+    pickler(file, buffers, refs, watched).dump(value)
+    chunks = file.chunks
+    length = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
     if not buffers:
-        return Serialized(PICKLE, data.nbytes, [(0, data)], refs)
-    raws = [buffer.raw() for buffer in buffers]
-    head = _HEAD.pack(data.nbytes, len(raws))
-    at = _aligned(len(head) + _SPAN.size * len(raws) + data.nbytes)
+        return Serialized(PICKLE, length, _in_turn(0, chunks), refs)
+    raws = [_part(buffer) for buffer in buffers]
+    start = _HEAD.size + _SPAN.size * len(raws)
+    at = aligned(start + length)
     parts: list[tuple[int, Any]] = []
-    spans = []
+    spans = [_HEAD.pack(length, len(raws))]
     for raw in raws:
         spans.append(_SPAN.pack(at | (0 if raw.readonly else OWN), raw.nbytes))
         parts.append((at, raw))
-        at = _aligned(at + raw.nbytes)
-    head = head + b"".join(spans)
-    return Serialized(PICKLE5, at, [(0, head), (len(head), data), *parts], refs)
+        at = aligned(at + raw.nbytes)
+    return Serialized(PICKLE5, at, [(0, b"".join(spans)), *_in_turn(start, chunks), *parts], refs)
+
+
+def _in_turn(at: int, chunks: list[Any]) -> list[tuple[int, Any]]:
+    """Place chunks one after the other from `at` on."""
+    if len(chunks) == 1:
+        return [(at, chunks[0])]
+    parts = []
+    for chunk in chunks:
+        parts.append((at, chunk))
+        at += len(chunk)
+    return parts
 
 
 def _read_pickle5(data: Any, own: int) -> Any:
@@ -446,7 +457,7 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
         return None
     for step, item in items[:1000]:
         try:
-            _PlainPickler(io.BytesIO(), [], []).dump(item)
+            _PlainPickler(_Chunks(), [], []).dump(item)
         except Exception:  # a user's __reduce__ may raise anything; this is the part to name
             return step, item
     return None
@@ -479,23 +490,3 @@ def contained_ref(position: int) -> ObjectRef:
     if refs is None or position >= len(refs):
         raise SerializationError("a pickled ObjectRef was read outside of the object store that counts it")
     return refs[position]
-
-
-def _plain_tensor(tensor: Any) -> bool:
-    return tensor.device.type == "cpu" and not tensor.requires_grad and tensor.layout is sys.modules["torch"].strided
-
-
-def _rebuild_tensor(array: Any) -> Any:
-    import torch  # type: ignore[import-not-found,unused-ignore]  # present where a tensor is unpickled
-
-    return torch.from_numpy(array)
-
-
-def _rebuild_jax(array: Any) -> Any:
-    import jax.numpy  # type: ignore[import-not-found,unused-ignore]  # present where a jax array is unpickled
-
-    return jax.numpy.asarray(array)
-
-
-def _aligned(n: int) -> int:
-    return (n + ALIGNMENT - 1) & ~(ALIGNMENT - 1)

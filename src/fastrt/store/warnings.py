@@ -20,6 +20,7 @@ from fastrt._core.repair import inspect
 from fastrt._core.tasks import calls
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import PerformanceWarning
+from fastrt.store.arrays import Strided
 from fastrt.store.ref import ObjectRef
 
 LARGE_BYTES = 1 << 20  # arguments from this size on are checked
@@ -71,7 +72,7 @@ def value_passed(nbytes: int, parts: Iterable[tuple[int, Any]]) -> None:
     """Count large arguments other than arrays that are passed by value; equal size and end bytes count as the same."""
     if not _enabled:
         return
-    flat = [memoryview(part).cast("B") for _, part in parts]
+    flat = [memoryview(part).cast("B") for _, part in parts if type(part) is not Strided]
     key = nbytes, zlib.crc32(flat[0][:_EDGE_BYTES]), zlib.crc32(flat[-1][-_EDGE_BYTES:])
     if len(_prints) >= _REMEMBERED:
         _prints.clear()

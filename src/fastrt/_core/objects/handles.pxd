@@ -19,6 +19,8 @@ cdef class Writer:
     cdef uint32_t index
     cdef int task
     cdef bint done
+    cdef bint pinned
+    cdef uint64_t objref
     cdef char *data
     cdef Py_ssize_t nbytes
     cdef uint64_t traced

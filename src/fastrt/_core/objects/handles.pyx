@@ -3,7 +3,8 @@
 
 Ref     one reference of this process; the entry lives at least as long.
 Pin     the bytes of a sealed value, exported read-only; they stay in place while any view of them lives.
-Writer  the memory of a value that is not sealed yet; if it is dropped unsealed, the memory is freed.
+Writer  the memory of a value that is not sealed yet; if it is dropped unsealed, the memory is freed. If an array over
+        that memory stays in use after the seal, the Writer pins the value.
 Each belongs to the client that made it. After `close`, and in a forked child, a handle ends without touching the
 segment; after `leave` only views and unsealed values still release theirs. None can be part of a cycle, and the
 garbage collector must not clear them: each needs its fields when it ends.
@@ -481,7 +482,12 @@ cdef class Writer:
     """
 
     def __dealloc__(self):
-        if self.client is not None and not self.done and self.task < 0 and self.client.may_let_go():
+        if self.client is None or not self.client.may_let_go():
+            return
+        if self.pinned:
+            object_release(&self.client.x, self.index, True)
+            _flush_if_left(self.client)
+        elif not self.done and self.task < 0:
             object_discard(&self.client.x, self.index)
             _flush_if_left(self.client)
 
@@ -548,6 +554,33 @@ cdef class Writer:
             return None
         object_seal_new(x, self.index)
         return ref_wrap(self.client, self.index)
+
+    def seal_in_place(self):
+        """Seal a value without contained references, and keep its bytes where they are while this Writer lives.
+
+        The pin is set before the seal, so the value cannot be spilled in between. A second call makes another
+        reference.
+
+        Returns:
+            A Ref.
+        """
+        cdef frt_ctx *x = &self.client.x
+        if self.pinned:
+            self.client.ensure()
+            return acquire(self.client, self.objref, self.index)
+        self._check_open()
+        if self.task >= 0 or x.entries[self.index].nrefs:
+            raise BufferError("only a new value without contained references is sealed in place")
+        self.objref = x.entries[self.index].objref
+        x.pins_held[self.index] = 1
+        a64_or_sc(frt_mine(x, self.index, FRT_PINS), x.me_bit)
+        self.pinned = True
+        return self.seal()
+
+    @property
+    def owner(self):
+        """The `Client` that this memory belongs to."""
+        return self.client
 
 
 cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32_t nrefs, uint16_t kind, bint error):

@@ -156,11 +156,14 @@ cpdef bint is_plain(object value, int depth=8) except -1:
     """Whether a value consists of None, bool, int, float, str, bytes and tuples, lists and dicts of these only.
 
     Such a value means the same under plain pickle in every process: it names no function or class of the sender.
-    Deep or long containers count as not plain, so that this check stays cheap.
+    Deep or long containers count as not plain, so that this check stays cheap; and so do large bytes, which the pickler
+    of the store does not copy.
     """
     cdef type t = type(value)
-    if value is None or t is int or t is str or t is float or t is bool or t is bytes:
+    if value is None or t is int or t is str or t is float or t is bool:
         return True
+    if t is bytes:
+        return len(<bytes>value) < 65536
     if depth == 0:
         return False
     if t is list or t is tuple:

@@ -220,6 +220,7 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
         elif frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
             if what == FRT_OBJ_RESERVED:
                 a64_and_sc(refs, ~bit)
+                a64_and_sc(pins, ~bit)  # a value is sealed in place with both bits
                 rc = rc or object_empty(x, i)
                 x.entries[i].objref = 0
                 rc = rc or pool_return(x, False, &i, 1)
