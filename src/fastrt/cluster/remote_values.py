@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ class RemoteValues:
 
     Attributes:
         rebuild: called with a lost value's replacement, its origin, and how its node was lost.
+        on_shared: called with the numbers of objects that share another one's source, and that one's origin.
         is_ending: this node leaves the cluster: values that are lost from now on are not made again.
         is_named: returns whether another node holds an object of this node.
     """
@@ -103,6 +104,7 @@ class RemoteValues:
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, list[Callable[[], object]]] = {}  # values that are made again, and callbacks
         self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
+        self.on_shared: Callable[[Iterable[int], Origin | None], None] = lambda objrefs, origin: None
         self.is_ending = False
         self.is_named: Callable[[int], bool] = lambda objref: False
 
@@ -114,10 +116,20 @@ class RemoteValues:
                 absent = self._absent.setdefault(node, _Absent("its stream to this node ended", _deadline()))
                 absent.values.setdefault(there, []).append(Unclaimed(ref))
 
+    def assign(self, origins: Mapping[int, Origin]) -> None:
+        """Set how to make unclaimed values again, by their objects' numbers."""
+        for absent in self._absent.values():
+            for values in absent.values.values():
+                for one in values:
+                    one.origin = origins.get(one.ref.objref, one.origin)
+
     def add(self, source: Source) -> None:
         """Record where a value is that was just sealed as a remote one."""
         self._sources[source.ref.objref] = source
         self._offers[source.exchange, source.number] = source
+        if source.same_as is not None:
+            standin = source.exchange.references.find(source.objref)
+            self.on_shared([source.ref.objref], None if standin is None else standin.origin)
 
     def _remove(self, source: Source) -> None:
         del self._sources[source.ref.objref]
@@ -320,6 +332,7 @@ class Replacement:
         """Use the source of another remote value."""
         own = Source(self.ref, source.exchange, source.objref, source.number, source.holder, source.ref)
         self._values.add(own)
+        remote.point_at(self._store.client, self.ref, source.exchange.node, source.objref)
         self._values.resolved(self.ref.objref)
 
     def fail(self, error: FastrtError) -> None:
