@@ -22,7 +22,7 @@ import contextlib
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -178,14 +178,14 @@ class Lineage:
         record = self._record(stored)
         self._values.assign({objref: Origin(record, *place) for objref, place in form.places.items()})
 
-    def names(self, objrefs: Iterable[int], origin: Origin | None) -> None:
-        """Note that these objects of this node can be made again like the object with this origin."""
+    def names(self, objref: int, origin: Origin | None) -> None:
+        """Note that this object of this node can be made again like the object with this origin."""
         stored = None if origin is None else self._records.get(weakref.ref(origin.record))
         if stored is None or origin is None:
             return
-        places = {objref: (origin.result, origin.path) for objref in objrefs}
-        if not places.items() <= stored.form.places.items():
-            stored.form = replace(stored.form, places=stored.form.places | places)
+        place = (origin.result, origin.path)
+        if stored.form.places.get(objref) != place:
+            stored.form = replace(stored.form, places=stored.form.places | {objref: place})
             self._store_form(stored)
 
     def _stored(self, form: _Form, refs: list[ObjectRef]) -> _Stored:

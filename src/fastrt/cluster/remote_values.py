@@ -91,7 +91,7 @@ class RemoteValues:
 
     Attributes:
         rebuild: called with a lost value's replacement, its origin, and how its node was lost.
-        on_shared: called with the numbers of objects that share another one's source, and that one's origin.
+        on_shared: called with the number of each object that shares another one's source, and that one's origin.
         is_ending: this node leaves the cluster: values that are lost from now on are not made again.
         is_named: returns whether another node holds an object of this node.
     """
@@ -104,7 +104,7 @@ class RemoteValues:
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, list[Callable[[], object]]] = {}  # values that are made again, and callbacks
         self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
-        self.on_shared: Callable[[Iterable[int], Origin | None], None] = lambda objrefs, origin: None
+        self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
         self.is_named: Callable[[int], bool] = lambda objref: False
 
@@ -129,7 +129,7 @@ class RemoteValues:
         self._offers[source.exchange, source.number] = source
         if source.same_as is not None:
             standin = source.exchange.references.find(source.objref)
-            self.on_shared([source.ref.objref], None if standin is None else standin.origin)
+            self.on_shared(source.ref.objref, None if standin is None else standin.origin)
 
     def _remove(self, source: Source) -> None:
         del self._sources[source.ref.objref]

@@ -488,7 +488,7 @@ class ValueTraffic:
         for k, standin in missing:
             if standin.origin is None and origin is not None:
                 standin.origin = origin.at(k)
-                self._tables.lineage.names([standin.ref.objref], standin.origin)
+                self._tables.lineage.names(standin.ref.objref, standin.origin)
 
     def _sink(self, message: Any) -> int | None:
         """Return the task of this node whose result a value is; None when the value is not wanted any more."""
