@@ -66,11 +66,19 @@ class Source:
 
 @dataclass
 class Unclaimed:
-    """A remote value whose stream has ended: its local object, and how to make it again."""
+    """A remote value whose stream has ended: its local object, how to make it again, and an object with its value."""
 
     ref: ObjectRef
     origin: Origin | None = None
     same_as: ObjectRef | None = None
+
+
+@dataclass
+class _Lost:
+    """A value that is made again: its origin, so that the record outlives this process until then, and callbacks."""
+
+    origin: Origin | None
+    then: list[Callable[[], object]] = field(default_factory=list)
 
 
 @dataclass
@@ -102,7 +110,7 @@ class RemoteValues:
         self._sources: dict[int, Source] = {}
         self._offers: dict[tuple[Exchange, int], Source] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
-        self._lost: dict[int, list[Callable[[], object]]] = {}  # values that are made again, and callbacks
+        self._lost: dict[int, _Lost] = {}
         self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
@@ -194,7 +202,8 @@ class RemoteValues:
         absent = self._absent.setdefault(exchange.node, _Absent(why, _deadline()))
         for source in gone:
             self._remove(source)
-            unclaimed = Unclaimed(source.ref, known.get(source.ref.objref), source.same_as)
+            first = source.ref if source.same_as is None else source.same_as
+            unclaimed = Unclaimed(source.ref, known.get(first.objref), source.same_as)
             absent.values.setdefault(source.objref, []).append(unclaimed)
         if self.is_ending:
             self.lose(exchange.node, why)
@@ -259,13 +268,13 @@ class RemoteValues:
         """Make lost values ordinary ones where there are copies, and have the others made again."""
         missing = [one for one in values if not remote.detach(self._client, one.ref)]
         for one in missing:
-            self._lost[one.ref.objref] = []
+            self._lost.setdefault(one.ref.objref, _Lost(one.origin))
         for one in missing:
             replacement = Replacement(self._store, self, one.ref)
             if self.is_ending:
                 replacement.fail(ObjectLostError(f"an object of another node cannot be fetched any more: {why}"))
-            elif one.same_as is not None:
-                self.follow(replacement, one.same_as)
+            elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):
+                replacement.copy_of(one.same_as)
             else:
                 self.rebuild(replacement, one.origin, why)
 
@@ -278,9 +287,9 @@ class RemoteValues:
         Returns:
             False when the other object is an ordinary value: the caller copies it.
         """
-        waiting = self._lost.get(ref.objref)
-        if waiting is not None:
-            waiting.append(lambda: self.follow(made, ref) or made.copy_of(ref))
+        lost = self._lost.get(ref.objref)
+        if lost is not None:
+            lost.then.append(lambda: self.follow(made, ref) or made.copy_of(ref))
             return True
         source = self._sources.get(ref.objref)
         if source is None:
@@ -290,7 +299,8 @@ class RemoteValues:
 
     def resolved(self, objref: int) -> None:
         """Continue with the values that wait for this one, which has a source or bytes again."""
-        for then in self._lost.pop(objref, ()):
+        lost = self._lost.pop(objref, None)
+        for then in () if lost is None else lost.then:
             then()
 
 

@@ -183,7 +183,7 @@ class Uplink:
         self._head.look(self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S)
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
-        """Take over the objects that an earlier uplink held: those of other nodes until they claim them, and lineage."""
+        """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
         self._orders.adopt(message.objects)
         for row in message.objects:
             try:
