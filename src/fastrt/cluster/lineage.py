@@ -369,7 +369,7 @@ class StandInResult:
         ref = remote.seal_result(self._client, self._task, self._place, *where)
         self._finish()
         if ref is not None:
-            self._values.add(Source(ref, source.exchange, source.objref, source.number, source.holder, source.ref))
+            self._values.add(source.shared_by(ref))
 
 
 Made = Replacement | StandInResult
