@@ -70,7 +70,7 @@ class _Form:
 
 @dataclass
 class _Stored:
-    """What a record keeps: the numbers and bytes of its arguments, and its form and references until it is forgotten.
+    """The parts of a record: the numbers and bytes of its arguments, its form and its references.
 
     Attributes:
         ref: the stored form, which the daemon holds; None: the store was full.

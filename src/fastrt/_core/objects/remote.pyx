@@ -214,7 +214,7 @@ def point_at(Client client, Ref ref, str node, uint64_t objref):
     entry = client.x.entries + ref.index
     if not _is_copy(entry) and not _is_missing(entry, a64_load_acq(frt_state(&client.x, ref.index))):
         return False
-    (<frt_source *>entry.inlined).objref = 0  # whoever dies half-way leaves a source that no node knows
+    (<frt_source *>entry.inlined).objref = 0  # after a death half-way no node knows the source
     _set_source(entry, node, objref)
     return True
 
