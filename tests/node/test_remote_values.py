@@ -55,7 +55,6 @@ def sources():
 def head(start, runtime_dir, monkeypatch):
     """A head without workers and with a small store, and this process at it."""
     monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
-    monkeypatch.setenv("FASTRT_KEEP_BYTES", "100KiB")
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one", "--object-store-memory", "64MiB")
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         yield head
@@ -249,8 +248,7 @@ def test_references_passed_on_to_a_third_node_are_read_there_and_values_inside_r
     assert [int(array[0]) for array in fastrt.get(inner, timeout=30)] == [1, 2]
 
 
-def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir, monkeypatch):
-    monkeypatch.setenv("FASTRT_KEEP_BYTES", "100KiB")
+def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     names = ("two", "three", "four")
     for name in names:
