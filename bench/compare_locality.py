@@ -134,7 +134,7 @@ def run(python: str, code: str, **env: str) -> tuple[float, int]:
 def run_fastrt(workload: str, gigabytes: float, store: int) -> tuple[float, int]:
     """Start a cluster of fastrt, and run the workload in it."""
     with ExitStack() as stack:
-        head, start, env = cluster(stack, str(store), FASTRT_KEEP_BYTES="100KiB")
+        head, start, env = cluster(stack, str(store))
         for k in range(NODES[workload]):
             start("--num-workers", "2", "--name", f"node{k}")
         return run(sys.executable, program(workload, gigabytes, FASTRT, HEAD=head), **env)

@@ -422,7 +422,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
-    "keep_bytes": _Setting(_size_from(0), lambda: 0),
+    "keep_bytes": _Setting(_size_from(0), lambda: 100 << 10),
     "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(
         _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir

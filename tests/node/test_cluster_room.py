@@ -1,7 +1,5 @@
 """Stores that are too small for what two nodes send each other: values wait for room, and no node counts as lost."""
 
-import threading
-
 import numpy as np
 import pytest
 from cluster import RunningNode
@@ -102,12 +100,13 @@ def test_items_of_a_generator_that_do_not_fit_together_all_arrive(small):
         assert fastrt.get(ref, timeout=60)[-1] == k
 
 
-def test_result_waits_for_the_view_that_the_driver_holds(small):
+def test_value_waits_on_its_node_while_the_driver_holds_views(small):
     views = [fastrt.get(make.remote(9 * MIB, 1), timeout=60) for _ in range(3)]
     ref = make.remote(9 * MIB, 2)
-    assert fastrt.get(make.remote(8, 3), timeout=60)[0] == 3  # while the large one waits
-    threading.Event().wait(0.3)
-    assert fastrt.wait([ref], timeout=0)[0] == []
+    assert fastrt.get(make.remote(8, 3), timeout=60)[0] == 3
+    assert fastrt.wait([ref], timeout=60)[0] == [ref]
+    with pytest.raises(fastrt.GetTimeoutError):
+        fastrt.get(ref, timeout=0.3)
     assert all(view[-1] == 1 for view in views)
     views.clear()
     assert fastrt.get(ref, timeout=60)[-1] == 2

@@ -39,13 +39,13 @@ class Side:
         self.exchange = Exchange(self.store, self.waiter)
         self.function = functions.add_function(self.client, b"f" * 16, self.store.put(b"code" * 10), "f")
 
-    def submit(self, *args):
+    def submit(self, *args, retries=0):
         """Submit a task; its result."""
-        return submission.submit(self.client, submission.TaskOptions(self.function), args)
+        return submission.submit(self.client, submission.TaskOptions(self.function, retries=retries), args)
 
-    def forward(self, *args):
+    def forward(self, *args, retries=0):
         """Submit a task and forward it; return its result."""
-        ref = self.submit(*args)
+        ref = self.submit(*args, retries=retries)
         self.exchange.forward(core.next_task(self.client, 0.0, 0.0))
         return ref
 

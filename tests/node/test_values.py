@@ -9,10 +9,11 @@ from test_exchange import Side
 from transfer.sites import Proxy, Unbound
 
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.large_values import Native
+from fastrt.cluster.large_values import BYTES_MIN, Native
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
-from fastrt.cluster.value_traffic import NodeTables
+from fastrt.cluster.remote_values import Replacement
+from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
@@ -27,10 +28,12 @@ NBYTES = 8 << 20
 class End(Side):
     """A node's end of an exchange, with a native stream."""
 
-    def __init__(self, token=TOKEN):
+    def __init__(self, token=TOKEN, keep_bytes=BYTES_MIN):
         super().__init__()
         self.native = Native(self.store, Access(Identity.from_token(token)), "127.0.0.1")
-        self.exchange = Exchange(self.store, self.waiter, NodeTables(self.store, self.waiter, self.native))
+        self.exchange = Exchange(
+            self.store, self.waiter, NodeTables(self.store, self.waiter, self.native, 1 << 20, keep_bytes)
+        )
         loop = asyncio.get_running_loop()
         wanted = self.exchange.traffic.remote.wanted
         # As a daemon and its uplink:
@@ -49,9 +52,9 @@ class End(Side):
 
 
 @contextlib.asynccontextmanager
-async def pair(wait_until, address=None, tokens=(TOKEN, TOKEN)):
+async def pair(wait_until, address=None, tokens=(TOKEN, TOKEN), keep_bytes=(BYTES_MIN, BYTES_MIN)):
     """Two ends whose frames go to and fro; `address` makes the one where the first end's stream is said to be."""
-    here, there = End(tokens[0]), End(tokens[1])
+    here, there = map(End, tokens, keep_bytes)
 
     async def forward(one, other):
         while (frame := await one.exchange.out.next_frame()) is not None:
@@ -202,3 +205,56 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
 async def lent_task(wait_until, there):
     await asyncio.to_thread(wait_until, lambda: core.queued(there.client), "the task is there", PATIENCE_S)
     return core.next_task(there.client, 0.0, 0.0)
+
+
+def test_value_that_shares_the_source_of_an_unused_one_is_made_again_when_it_is_lost(wait_until):
+    """Its stream ends and begins again meanwhile, and the node has forgotten the unused one."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            remote, node = here.exchange.traffic.remote, "2" * 32
+            first, second = here.forward(1, retries=1), here.forward(2, retries=1)
+            for one in (first, second):
+                task = await lent_task(wait_until, there)
+                there.store.put_result(task, 0, serialized(pattern(4)))
+                core.finish(there.client, task)
+                await asyncio.to_thread(here.store.wait, [one], 1, PATIENCE_S)
+            await asyncio.to_thread(wait_until, lambda ref=second: remote.find(ref.objref), "its source is known")
+            # The first one is lost, and what was made again in its place is the second one.
+            remote.forget(first.objref)
+            Replacement(here.store, remote, first).point_at(remote.find(second.objref))
+            assert remote.find(first.objref).same_as is not None
+            holder = here.store.put([first])  # here the driver and the uplink are one client
+            del second, one
+            here.exchange.close("the test says so")
+            there.exchange.close("the test says so")
+            assert len(remote.claims(node)) == 1
+            remote.lose(node, "the test says so")
+            task = core.next_task(here.client, 0.0, 0.0)
+            assert core.arguments(here.client, task)[1] == (2,)  # it runs here, as a worker would
+            here.store.put_result(task, 0, serialized(pattern(5)))
+            core.finish(here.client, task)
+            found = await asyncio.to_thread(here.store.get, first, PATIENCE_S)
+            np.testing.assert_array_equal(found, pattern(5))
+            del found, first, holder
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("may_claim", [True, False])
+def test_node_holds_for_a_peer_only_what_the_peer_may_claim(wait_until, may_claim):
+    async def play():
+        async with pair(wait_until, keep_bytes=(BYTES_MIN if may_claim else NEVER_BYTES, BYTES_MIN)) as (there, here):
+            held = []
+            here.exchange.traffic.values.on_keep = lambda ref: held.append(ref.objref)
+            result, task = there.forward(1), await lent_task(wait_until, here)
+            here.store.put_result(task, 0, serialized(pattern(6)))
+            core.finish(here.client, task)
+            assert await asyncio.to_thread(there.store.wait, [result], 1, PATIENCE_S) == ([result], [])
+            await asyncio.to_thread(wait_until, lambda: not here.exchange.ledger.accepted, "the result is sent")
+            assert bool(held) == may_claim
+            assert (there.exchange.traffic.remote.find(result.objref) is not None) == may_claim
+            np.testing.assert_array_equal(await asyncio.to_thread(there.store.get, result), pattern(6))
+            del result
+
+    asyncio.run(play())

@@ -161,7 +161,8 @@ class Values:
     Attributes:
         is_known: whether the peer also has a native stream, and so understands offers.
         is_reachable: whether the peer's native stream can be reached; otherwise this node requests pieces.
-        on_keep: called with each object whose value is offered for as long as the peer holds it.
+        may_claim: whether the peer may claim objects on its next stream, after the end of this one.
+        on_keep: called with each such object whose value is offered for as long as the peer holds it.
         on_release: called with its number when the peer has released it.
 
     Args:
@@ -183,14 +184,16 @@ class Values:
         self.on_keep: Callable[[ObjectRef], None] = lambda ref: None
         self.on_release: Callable[[int], None] = lambda objref: None
         self.is_known = self.is_reachable = False
+        self.may_claim = True
 
     @property
     def address(self) -> str:
         """The address of the peer's native stream; empty: the peer has none."""
         return self._address
 
-    def connect(self, address: str) -> None:
-        """Set the address of the peer's native stream; empty: the peer has none."""
+    def connect(self, address: str, may_claim: bool = True) -> None:
+        """Set the address of the peer's native stream (empty: the peer has none), and whether it may claim objects."""
+        self.may_claim = may_claim
         self._address = address
         self.is_known = self.is_reachable = bool(address)
 
@@ -222,7 +225,8 @@ class Values:
         number = elsewhere or self._offers.offer(ref)
         numbers.append(number)
         self._open[number] = _Offer(ref, _nothing, {"objref": ref.objref}, True)
-        self.on_keep(ref)
+        if self.may_claim:
+            self.on_keep(ref)
         return number
 
     def kept_object(self, number: int) -> int | None:

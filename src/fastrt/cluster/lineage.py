@@ -10,15 +10,20 @@ task must return the same references in the same order each time.
 All runs of a task count against its `max_retries`. Its arguments are kept meanwhile; lost ones are rebuilt in the same
 way, and the task waits for them. The records are bounded by the bytes that they keep: the oldest is forgotten first,
 and its objects are then lost with their node.
+
+A record outlives this process. It is stored as an object that contains the references to the function and the
+arguments, and the daemon holds that object. It lists the local objects that it can make again, so the next uplink finds
+the origin of each remote value. It is stored before a value that depends on it can be seen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -30,11 +35,52 @@ from fastrt.cluster.remote_values import RemoteValues, Replacement, Source
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
 from fastrt.store.client import NO_ROOM, Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import serialize
+from fastrt.store.serialize import PICKLE, serialize
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
 _RECORD_BYTES = 512  # the approximate size of a record without arguments
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A task as it is stored; `refs` are its function, demand, policy and arguments, which the object contains.
+
+    Attributes:
+        name, left: as in `Record`.
+        job, returns, flags, priority: of the task's record.
+        has_demand, has_policy: whether these are among the references.
+        kind, data, dependencies: its arguments.
+        places: the local objects that it can make again: for each, the result and the path.
+    """
+
+    name: str
+    left: int
+    job: int
+    returns: int
+    flags: int
+    priority: int
+    has_demand: bool
+    has_policy: bool
+    kind: int
+    data: bytes
+    dependencies: int
+    places: dict[int, tuple[int, tuple[int, ...]]]
+
+
+@dataclass
+class _Stored:
+    """The parts of a record: the numbers and bytes of its arguments, its form and its references.
+
+    Attributes:
+        ref: the stored form, which the daemon holds; None: the store was full.
+    """
+
+    arguments: dict[int, int]
+    nbytes: int
+    form: _Form
+    refs: list[ObjectRef]
+    ref: ObjectRef | None = None
 
 
 @dataclass(eq=False)
@@ -77,44 +123,119 @@ class Lineage:
 
     Attributes:
         wanted: numbers of the objects that rebuilds wait for, and how often each is waited for.
+        on_store: called with the stored form of a record, which another process must hold from now on.
+        on_drop: called with the number of a stored form that need not be held any more.
     """
 
     def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int, values: RemoteValues) -> None:
         self._store = store
         self._values = values
-        values.rebuild = self.rebuild
+        values.rebuild, values.on_shared = self.rebuild, self.names
         self._client = store.client
         self._waiter = waiter
         self._bytes_max = bytes_max
-        # Oldest first, with the bytes that each keeps. A record lives as long as an object has it as its origin.
-        self._records: dict[weakref.ref[Record], int] = {}
+        # Oldest first, with what each keeps. A record lives as long as an object has it as its origin.
+        self._records: dict[weakref.ref[Record], _Stored] = {}
+        self._arguments: Counter[int] = Counter()  # of all records: how many of them keep each
         self._nbytes = 0
         self.wanted: Counter[int] = Counter()
+        self.on_store: Callable[[ObjectRef], None] = lambda ref: None
+        self.on_drop: Callable[[int], None] = lambda objref: None
 
     def remember(self, task: int) -> Record:
         """Record a task that this process has claimed and forwarded, so that it can run again."""
-        info = core.info(self._client, task)
-        kind, data, refs = core.arguments(self._client, task, True)
-        function = handles.acquire(self._client, *info["function"])
-        demand = admission.demand_of(self._client, task, info["id"])
-        policy = submission.policy_of(self._client, task)
-        left = retries_left(info)
-        flags = info["flags"] & core.RETRY_ERRORS
-        again = left if left == RETRIES_FOREVER else max(left - 1, 0)  # with none left, `_run_again` refuses
-        options = submission.TaskOptions(
-            function, info["returns"], again, flags, demand=demand, policy=policy, priority=info["priority"]
+        client = self._client
+        info = core.info(client, task)
+        kind, data, args = core.arguments(client, task, True)
+        demand = admission.demand_of(client, task, info["id"])
+        policy = submission.policy_of(client, task)
+        unsealed = ((remote.result_objref(client, task, k), k) for k in range(info["returns"]))
+        form = _Form(
+            function_name(client, info["function"][0]),
+            retries_left(info),
+            info["job"],
+            info["returns"],
+            info["flags"] & core.RETRY_ERRORS,
+            info["priority"],
+            demand is not None,
+            policy is not None,
+            kind,
+            data,
+            info["deps"],
+            {objref: (k, ()) for objref, k in unsealed if objref},
         )
-        args = submission.PackedArgs(kind, data, refs, info["deps"])
+        extras = [ref for ref in (demand, policy) if ref is not None]
+        stored = self._stored(form, [handles.acquire(client, *info["function"]), *extras, *args])
+        self._store_form(stored)
+        return self._record(stored)
+
+    def adopt(self, ref: ObjectRef) -> None:
+        """Take over a record that an earlier uplink process of this node has stored."""
+        client = self._client
+        form = _Form(**pickle.loads(self._store.read(ref)[2]))  # safe: a process of this node wrote it
+        stored = self._stored(form, handles.contained(client, ref))
+        stored.ref = ref
+        record = self._record(stored)
+        self._values.assign({objref: Origin(record, *place) for objref, place in form.places.items()})
+
+    def names(self, objref: int, origin: Origin | None) -> None:
+        """Note that this object of this node can be made again like the object with this origin."""
+        stored = None if origin is None else self._records.get(weakref.ref(origin.record))
+        if stored is None or origin is None:
+            return
+        place = (origin.result, origin.path)
+        if stored.form.places.get(objref) != place:
+            stored.form = replace(stored.form, places=stored.form.places | {objref: place})
+            self._store_form(stored)
+
+    def _stored(self, form: _Form, refs: list[ObjectRef]) -> _Stored:
+        args = refs[1 + form.has_demand + form.has_policy :]
+        nbytes = {ref.objref: handles.describe(self._client, ref)["bytes"] for ref in args}
+        return _Stored(nbytes, _RECORD_BYTES + len(form.data), form, refs)
+
+    def _store_form(self, stored: _Stored) -> None:
+        """Store a record's form, in place of the one that is stored."""
+        data = pickle.dumps(vars(stored.form), 5)
+        before, stored.ref = stored.ref, None
+        with contextlib.suppress(ObjectStoreFullError):  # then the record ends with this process
+            writer = self._store.create(len(data), PICKLE, len(stored.refs), False, False)
+            writer.copy(0, data)
+            stored.ref = writer.seal(stored.refs)
+            self.on_store(stored.ref)
+        if before is not None:
+            self.on_drop(before.objref)
+
+    def _record(self, stored: _Stored) -> Record:
+        """Make the record of a stored task; forget the oldest ones if all keep too much."""
+        form, refs = stored.form, stored.refs
+        first = 1 + form.has_demand + form.has_policy
+        # With none left, `_run_again` refuses.
+        again = form.left if form.left == RETRIES_FOREVER else max(form.left - 1, 0)
+        options = submission.TaskOptions(
+            refs[0],
+            form.returns,
+            again,
+            form.flags,
+            demand=refs[1] if form.has_demand else None,
+            policy=refs[first - 1] if form.has_policy else None,
+            priority=form.priority,
+        )
+        args = submission.PackedArgs(form.kind, form.data, refs[first:], form.dependencies)
 
         def run() -> list[ObjectRef]:
-            self._client.adopt_job(info["job"])
+            if again != form.left:
+                stored.form = replace(stored.form, left=again)  # if this process dies, the next one has a run less
+                self._store_form(stored)
+            self._client.adopt_job(form.job)
             submitted = submission.submit(self._client, options, args)
-            return [submitted] if info["returns"] == 1 else list(submitted)
+            return [submitted] if form.returns == 1 else list(submitted)
 
-        nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)
-        record = Record(function_name(self._client, info["function"][0]), left, run)
-        self._records[weakref.ref(record, self._drop)] = nbytes
-        self._nbytes += nbytes
+        record = Record(form.name, form.left, run)
+        self._records[weakref.ref(record, self._drop)] = stored
+        self._nbytes += stored.nbytes
+        for objref, nbytes in stored.arguments.items():
+            self._nbytes += 0 if self._arguments[objref] else nbytes
+            self._arguments[objref] += 1
         while self._nbytes > self._bytes_max:
             oldest = next(iter(self._records))
             self._drop(oldest)
@@ -129,7 +250,17 @@ class Lineage:
         return self._nbytes
 
     def _drop(self, record: weakref.ref[Record]) -> None:
-        self._nbytes -= self._records.pop(record, 0)
+        stored = self._records.pop(record, None)
+        if stored is None:
+            return
+        self._nbytes -= stored.nbytes
+        for objref, nbytes in stored.arguments.items():
+            self._arguments[objref] -= 1
+            if not self._arguments[objref]:
+                del self._arguments[objref]
+                self._nbytes -= nbytes
+        if stored.ref is not None:
+            self.on_drop(stored.ref.objref)
 
     def stand_in(self, task: int) -> StandInResult:
         """Return what seals a stand-in whose value has not arrived: the result of `task`."""
@@ -238,7 +369,7 @@ class StandInResult:
         ref = remote.seal_result(self._client, self._task, self._place, *where)
         self._finish()
         if ref is not None:
-            self._values.add(Source(ref, source.exchange, source.objref, source.number, source.holder, source.ref))
+            self._values.add(source.shared_by(ref))
 
 
 Made = Replacement | StandInResult

@@ -309,8 +309,8 @@ class Exchange:
     # ---- the stream ----
 
     def first_frame(self, report: Any) -> Any:
-        """Return the first frame: the report of this node."""
-        return _Frame(hello=report)
+        """Return the first frame: the report of this node, and whether it may claim values."""
+        return _Frame(hello=report, claims=self.traffic.may_claim)
 
     def on_frame(self, frame: Any) -> None:
         """Handle a frame of the peer.
@@ -323,7 +323,7 @@ class Exchange:
             if why is not None or self.node not in ("", frame.hello.node):
                 raise PeerError(f"its hello names node {frame.hello.node[:40]!r}: {why or 'the first named another'}")
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
-            self.traffic.connect(frame.hello.native)
+            self.traffic.connect(frame.hello.native, frame.claims)
         self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
         self._peer_leaves = self._peer_leaves or frame.leaving
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (

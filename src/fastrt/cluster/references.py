@@ -234,12 +234,6 @@ class References:
         """Return the stand-ins that still wait for their values; used when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]
 
-    def remote(self) -> list[StandIn]:
-        """Return the stand-ins whose values the peer keeps; used when the stream has ended."""
-        client = self._store.client
-        sealed = [one for one in self._imports.values() if one.task is None]
-        return [one for one in sealed if remote.is_remote(client, one.ref.index, one.ref.objref)]
-
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
         """Yield (objref, force, alone) for objects of the peer whose tasks were cancelled since the last call."""
         for objref, one in self._imports.items():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Source:
         objref: the object's number on that node.
         number: the number under which a native stream offers the value.
         holder: the address of that stream; empty: the named node's.
-        same_as: another local object with the same source, which it keeps valid.
+        same_as: the local object under which the peer's object is known here, which keeps the source valid; None: this.
         offered: the number under which this node offers its copy to other nodes; 0: it does not.
         is_wanted: whether the copy becomes an ordinary value once it is here.
     """
@@ -63,14 +63,33 @@ class Source:
         values = self.exchange.traffic.values
         return self.holder or (values.address if values is not None else "")
 
+    @property
+    def origin(self) -> Origin | None:
+        """How to make the value again; None: it cannot be made again, or the stream has ended."""
+        standin = self.exchange.references.find(self.objref)
+        return None if standin is None else standin.origin
+
+    def shared_by(self, ref: ObjectRef) -> Source:
+        """Return the same source for another local object."""
+        first = self.ref if self.same_as is None else self.same_as
+        return Source(ref, self.exchange, self.objref, self.number, self.holder, first)
+
 
 @dataclass
 class Unclaimed:
-    """A remote value whose stream has ended: its local object, and how to make it again."""
+    """A remote value whose stream has ended: its local object, how to make it again, and an object with its value."""
 
     ref: ObjectRef
     origin: Origin | None = None
     same_as: ObjectRef | None = None
+
+
+@dataclass
+class _Lost:
+    """A value that is made again, or that others wait for: its origin, whose record must last until then; callbacks."""
+
+    origin: Origin | None = None
+    then: list[Callable[[], object]] = field(default_factory=list)
 
 
 @dataclass
@@ -91,6 +110,7 @@ class RemoteValues:
 
     Attributes:
         rebuild: called with a lost value's replacement, its origin, and how its node was lost.
+        on_shared: called with the number of each object that shares another one's source, and that one's origin.
         is_ending: this node leaves the cluster: values that are lost from now on are not made again.
         is_named: returns whether another node holds an object of this node.
     """
@@ -99,10 +119,11 @@ class RemoteValues:
         self._store = store
         self._client = store.client
         self._sources: dict[int, Source] = {}
-        self._offers: dict[tuple[Exchange, int], Source] = {}  # by stream and number
+        self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
-        self._lost: dict[int, list[Callable[[], object]]] = {}  # values that are made again, and callbacks
+        self._lost: dict[int, _Lost] = {}
         self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
+        self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
         self.is_named: Callable[[int], bool] = lambda objref: False
 
@@ -114,14 +135,28 @@ class RemoteValues:
                 absent = self._absent.setdefault(node, _Absent("its stream to this node ended", _deadline()))
                 absent.values.setdefault(there, []).append(Unclaimed(ref))
 
+    def assign(self, origins: Mapping[int, Origin]) -> None:
+        """Set how to make unclaimed values again, by their objects' numbers."""
+        for absent in self._absent.values():
+            for values in absent.values.values():
+                for one in values:
+                    one.origin = origins.get(one.ref.objref, one.origin)
+
     def add(self, source: Source) -> None:
         """Record where a value is that was just sealed as a remote one."""
+        before = self._sources.get(source.ref.objref)
+        if before is not None:
+            self._remove(before)
         self._sources[source.ref.objref] = source
-        self._offers[source.exchange, source.number] = source
+        self._offers.setdefault((source.exchange, source.number), []).append(source)
+        if source.same_as is not None:
+            self.on_shared(source.ref.objref, source.origin)
 
     def _remove(self, source: Source) -> None:
         del self._sources[source.ref.objref]
-        if self._offers.get((source.exchange, source.number)) is source:
+        sharing = self._offers[source.exchange, source.number]
+        sharing.remove(source)
+        if not sharing:
             del self._offers[source.exchange, source.number]
         if source.offered and source.exchange.traffic.values is not None:
             source.exchange.traffic.values.withdraw_copy(source.offered)
@@ -130,9 +165,9 @@ class RemoteValues:
         """Return where an object's value is; None when it is not known, or is a value of this node."""
         return self._sources.get(objref)
 
-    def find_offer(self, exchange: Exchange, number: int) -> Source | None:
-        """Return the value that a peer offers under a number; None when this node does not know it any more."""
-        return self._offers.get((exchange, number))
+    def find_offer(self, exchange: Exchange, number: int) -> list[Source]:
+        """Return the sources of the objects whose value a peer offers under a number."""
+        return list(self._offers.get((exchange, number), ()))
 
     def wanted(self, index: int, objref: int) -> None:
         """Fetch the bytes of a value that a process waits for.
@@ -163,26 +198,25 @@ class RemoteValues:
         source = self._sources.get(objref)
         if source is not None:
             self._remove(source)
-            source.exchange.traffic.arrivals.cancel(source.number)
+            if not self.find_offer(source.exchange, source.number):
+                source.exchange.traffic.arrivals.cancel(source.number)
 
     # ---- streams that end, and begin again ----
 
-    def detach(self, exchange: Exchange, origins: Iterable[tuple[ObjectRef, Origin | None]], why: str) -> None:
-        """Handle the end of a stream: its node may come back and still have the values.
+    def detach(self, exchange: Exchange, why: str) -> None:
+        """Handle the end of a stream, whose references are still known: its node may come back and have the values.
 
         Args:
             exchange: the stream.
-            origins: the local objects whose values its peer keeps, and how to make each again.
             why: how the peer was lost.
         """
-        known = {ref.objref: origin for ref, origin in origins}
         gone = [source for source in self._sources.values() if source.exchange is exchange]
         if not gone:
             return
         absent = self._absent.setdefault(exchange.node, _Absent(why, _deadline()))
         for source in gone:
             self._remove(source)
-            unclaimed = Unclaimed(source.ref, known.get(source.ref.objref), source.same_as)
+            unclaimed = Unclaimed(source.ref, source.origin, source.same_as)
             absent.values.setdefault(source.objref, []).append(unclaimed)
         if self.is_ending:
             self.lose(exchange.node, why)
@@ -193,7 +227,7 @@ class RemoteValues:
         if absent is None:
             return []
         for number, values in list(absent.values.items()):
-            used = [one for one in values if self._is_used(one.ref)]
+            used = [one for one in values if one.ref.objref in self._lost or self._is_used(one.ref)]
             if used:
                 absent.values[number] = used
             else:
@@ -245,20 +279,25 @@ class RemoteValues:
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
         """Make lost values ordinary ones where there are copies, and have the others made again."""
-        missing = [one for one in values if not remote.detach(self._client, one.ref)]
+        missing: list[Unclaimed] = []
+        here: list[Unclaimed] = []
+        for one in values:
+            (here if remote.detach(self._client, one.ref) else missing).append(one)
         for one in missing:
-            self._lost[one.ref.objref] = []
+            self._lost.setdefault(one.ref.objref, _Lost()).origin = one.origin
+        for one in here:
+            self.resolved(one.ref.objref)
         for one in missing:
             replacement = Replacement(self._store, self, one.ref)
             if self.is_ending:
                 replacement.fail(ObjectLostError(f"an object of another node cannot be fetched any more: {why}"))
-            elif one.same_as is not None:
-                self.follow(replacement, one.same_as)
+            elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):
+                replacement.copy_of(one.same_as)
             else:
                 self.rebuild(replacement, one.origin, why)
 
     def follow(self, made: Replacement | Any, ref: ObjectRef) -> bool:
-        """Give a lost value the source, or the bytes, of another object; wait for that one if it is lost too.
+        """Give a lost value the source of another object; wait for that one if it is lost too, or its stream has ended.
 
         Args:
             made: the lost value's `Replacement`, or anything with its methods.
@@ -266,9 +305,9 @@ class RemoteValues:
         Returns:
             False when the other object is an ordinary value: the caller copies it.
         """
-        waiting = self._lost.get(ref.objref)
-        if waiting is not None:
-            waiting.append(lambda: self.follow(made, ref) or made.copy_of(ref))
+        if ref.objref in self._lost or self._is_absent(ref.objref):
+            lost = self._lost.setdefault(ref.objref, _Lost())
+            lost.then.append(lambda: self.follow(made, ref) or made.copy_of(ref))
             return True
         source = self._sources.get(ref.objref)
         if source is None:
@@ -278,7 +317,8 @@ class RemoteValues:
 
     def resolved(self, objref: int) -> None:
         """Continue with the values that wait for this one, which has a source or bytes again."""
-        for then in self._lost.pop(objref, ()):
+        lost = self._lost.pop(objref, None)
+        for then in () if lost is None else lost.then:
             then()
 
 
@@ -318,8 +358,8 @@ class Replacement:
 
     def point_at(self, source: Source) -> None:
         """Use the source of another remote value."""
-        own = Source(self.ref, source.exchange, source.objref, source.number, source.holder, source.ref)
-        self._values.add(own)
+        self._values.add(source.shared_by(self.ref))
+        remote.point_at(self._store.client, self.ref, source.exchange.node, source.objref)
         self._values.resolved(self.ref.objref)
 
     def fail(self, error: FastrtError) -> None:

@@ -112,6 +112,8 @@ class Uplink:
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
         self._tables.kept.find, self._tables.kept.on_drop = self._find_kept, self._orders.release
+        self._tables.lineage.on_store = partial(self._orders.keep, self._node)
+        self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
 
@@ -181,11 +183,15 @@ class Uplink:
         self._head.look(self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S)
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
-        """Hold the objects that an earlier uplink kept for other nodes, until they claim them."""
+        """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
         self._orders.adopt(message.objects)
         for row in message.objects:
             try:
-                self._tables.kept.keep(row.node, [handles.acquire(self._client, row.objref, row.entry)])
+                ref = handles.acquire(self._client, row.objref, row.entry)
+                if row.node == self._node:
+                    self._tables.lineage.adopt(ref)
+                else:
+                    self._tables.kept.keep(row.node, [ref])
             except FastrtError:
                 self._orders.release(row.node, row.objref)
 

@@ -103,6 +103,7 @@ class ValueTraffic:
         arrivals: values in transit to this node.
         values: large values over the native stream; None: there is none.
         remote: the node's remote values.
+        may_claim: whether this node leaves values with the peer, and claims them after the end of a stream.
         spread_bytes: from this size on the peer is asked which node shall send a value.
     """
 
@@ -112,6 +113,7 @@ class ValueTraffic:
         self._client = exchange.client
         self._tables = tables
         self.remote = tables.remote
+        self.may_claim = tables.keep_bytes < NEVER_BYTES
         # Only a node that keeps copies offers them to others.
         self.spread_bytes = max(SPREAD_BYTES_MIN, tables.keep_bytes)
         self.arrivals = Arrivals(exchange, tables.budget)
@@ -121,10 +123,15 @@ class ValueTraffic:
         self._restoring = Restoring(self._store, exchange.waiter.loop)
         self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
-    def connect(self, native: str) -> None:
-        """Take the address of the peer's native stream from its hello, and claim what it keeps for this node."""
+    def connect(self, native: str, may_claim: bool) -> None:
+        """Begin with the peer's hello: claim what it keeps for this node.
+
+        Args:
+            native: the address of the peer's native stream.
+            may_claim: whether the peer may claim what this node keeps.
+        """
         if self.values is not None:
-            self.values.connect(native)
+            self.values.connect(native, may_claim)
         for number in self.remote.claims(self._exchange.node):
             self._exchange.out.add("claim", number)
         self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
@@ -144,7 +151,7 @@ class ValueTraffic:
         self._restoring.close()
         if self.values is not None:
             exported = self.values.kept()
-            if peer_leaves:
+            if peer_leaves or not self.values.may_claim:
                 for objref in exported:
                     self.values.release(objref)
             else:
@@ -164,7 +171,7 @@ class ValueTraffic:
         for standin in references.unfinished():
             assert standin.task is not None
             lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)
-        self.remote.detach(self._exchange, [(one.ref, one.origin) for one in references.remote()], lost)
+        self.remote.detach(self._exchange, lost)
         if peer_leaves:
             self.remote.lose(self._exchange.node, lost)
 
@@ -191,7 +198,7 @@ class ValueTraffic:
         about = handles.describe(self._client, ref)
         contains = [self._exchange.references.name(one) for one in handles.contained(self._client, ref)]
         message = _Value(kind=about["kind"], error=about["error"], size=nbytes, contains=contains, **where)
-        is_kept = nbytes >= self._tables.keep_bytes or self._is_elsewhere(ref)
+        is_kept = self.values.may_claim and (nbytes >= self._tables.keep_bytes or self._is_elsewhere(ref))
         if "objref" in where and "item" not in where:
             self._offer_kept(message, ref)
         elif is_result and is_kept and not about["error"] and not contains and self._exchange.references.keep(ref):
@@ -348,14 +355,17 @@ class ValueTraffic:
     def _on_claimed(self, message: Any, claimed: list[Unclaimed]) -> None:
         """Use the answer to a claim: local objects get the source that they had."""
         known = self._exchange.references.find(message.objref)
+        origin = next((one.origin for one in claimed if one.origin is not None), None)
         for one in claimed:
             if known is None:
-                self._exchange.references.kept(message.objref, one.ref, one.origin)
+                self._exchange.references.kept(message.objref, one.ref, origin)
                 known = self._exchange.references.imported(message.objref)
-            same_as = one.same_as if known.ref is one.ref else known.ref
+            known.origin = known.origin or origin
+            same_as = None if known.ref is one.ref else known.ref
             source = Source(one.ref, self._exchange, message.objref, message.native, message.holder, same_as)
             self.remote.add(source)
-            if one.origin is None:  # no task can make it again: from now on it must not depend on its node
+            self.remote.resolved(one.ref.objref)
+            if known.origin is None:  # no task can make it again: from now on it must not depend on its node
                 source.is_wanted = True
                 self.remote.fetch(one.ref.objref)
         if known is not None and known.ref is not claimed[0].ref:
@@ -406,14 +416,19 @@ class ValueTraffic:
 
     def arrived(self, number: int) -> None:
         """Make a fetched copy that is to stay an ordinary value."""
-        source = self.remote.find_offer(self._exchange, number)
-        if source is not None and source.is_wanted and remote.detach(self._client, source.ref):
-            self.remote.forget(source.ref.objref)
+        for source in self.remote.find_offer(self._exchange, number):
+            if source.is_wanted and remote.detach(self._client, source.ref):
+                self.remote.forget(source.ref.objref)
 
     def offer_copy(self, number: int) -> None:
         """Offer the value that this node has just fetched under a number of the peer to other nodes."""
-        source = self.remote.find_offer(self._exchange, number)
-        if source is not None and self.values is not None:
+        here = [
+            one
+            for one in self.remote.find_offer(self._exchange, number)
+            if not remote.is_missing(self._client, one.ref)
+        ]
+        if here and self.values is not None:
+            source = here[0]
             source.offered = source.offered or self.values.offer_copy(source.ref)
             self._exchange.out.add("copy", _Copy(number=number, offered=source.offered))
 
@@ -464,12 +479,11 @@ class ValueTraffic:
 
     def on_withdrawn(self, number: int) -> None:
         """Give up a value that the peer does not offer any more; it was released, or this node would not ask."""
-        source = self.remote.find_offer(self._exchange, number)
-        if source is not None:
-            standin = self._exchange.references.find(source.objref)
+        sources = self.remote.find_offer(self._exchange, number)
+        lost = [Unclaimed(source.ref, source.origin, source.same_as) for source in sources]
+        for source in sources:
             self.remote.forget(source.ref.objref)
-            lost = Unclaimed(source.ref, None if standin is None else standin.origin, source.same_as)
-            self.remote.give_up([lost], f"node {self._exchange.name} does not have it any more")
+        self.remote.give_up(lost, f"node {self._exchange.name} does not have it any more")
 
     def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
         """Record which results name objects of the peer whose values are missing here."""
@@ -488,6 +502,7 @@ class ValueTraffic:
         for k, standin in missing:
             if standin.origin is None and origin is not None:
                 standin.origin = origin.at(k)
+                self._tables.lineage.names(standin.ref.objref, standin.origin)
 
     def _sink(self, message: Any) -> int | None:
         """Return the task of this node whose result a value is; None when the value is not wanted any more."""

@@ -1,7 +1,8 @@
-"""Objects of this node that other nodes hold: the daemon holds them too, so that they outlive the uplink's process.
+"""Objects that the daemon holds for the uplink, so that they outlive its process.
 
-The uplink names them on behalf of the other nodes. If it is killed, the next uplink gets the list, and the other nodes
-claim what they hold. If the daemon is killed, the uplink sends the list to the next daemon.
+Most are objects of this node that other nodes hold: the uplink names them on behalf of those nodes. Those under this
+node's own name are records of `cluster.lineage`. If the uplink is killed, the next one gets the list, and the other
+nodes claim what they hold. If the daemon is killed, the uplink sends the list to the next daemon.
 """
 
 from __future__ import annotations

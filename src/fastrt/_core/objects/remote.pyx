@@ -189,6 +189,36 @@ def seal_result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t
     return ref
 
 
+def result_objref(Client client, uint32_t t, uint32_t k):
+    """Return the number of a result of a task that this client runs or ends; 0 when it is sealed already."""
+    cdef frt_ctx *x = &client.x
+    cdef int i
+    client.ensure()
+    if not task_is_mine(x, t):
+        raise FastrtError(f"task {t} is not this client's to run or to end")
+    i = task_result(x, t, k)
+    return 0 if i < 0 else x.entries[i].objref
+
+
+def point_at(Client client, Ref ref, str node, uint64_t objref):
+    """Give a remote value another source, because the one that it had is lost.
+
+    Args:
+        node, objref: as for `seal_result`.
+    Returns:
+        False when it is no remote value (any more).
+    """
+    cdef frt_entry *entry
+    client.ensure()
+    ref_use(client, ref)
+    entry = client.x.entries + ref.index
+    if not _is_copy(entry) and not _is_missing(entry, a64_load_acq(frt_state(&client.x, ref.index))):
+        return False
+    (<frt_source *>entry.inlined).objref = 0  # after a death half-way no node knows the source
+    _set_source(entry, node, objref)
+    return True
+
+
 def mark(Client client, Ref ref, str node, uint64_t objref):
     """Make a sealed value in memory the copy of a remote one.
 
