@@ -1,8 +1,8 @@
-"""What the other nodes have, and which of them a task should go to: the policy's view of a cluster from one node.
+"""Choose another node for a task: the state of the other nodes, and the policy that ranks them.
 
-`placing` tells what the nodes report and what it sends to them. The scheduling policy keeps the nodes in order of load,
-so a choice costs O(log n). A node that finishes tasks quickly may get a few more than it has room for. A task that
-found no node is compared again only with nodes that have changed since: a search remembers which ones those are.
+`placing` passes on what the nodes report and what it sends to them. The scheduling policy keeps the nodes in order of
+load, so a choice costs O(log n). A node that finishes tasks quickly may get a few more than it has room for. A task
+that found no node is compared again only with nodes that have changed: a search remembers which ones those are.
 
 Compiled with the types in other_nodes.pxd when the package is built; ADR 5 says why.
 """
