@@ -27,6 +27,7 @@ CORE = Path("src/fastrt/_core")
 PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
 BUILD_FILE = "fastrt/build.json"  # read by fastrt.observe.build
 COMMIT_FILE = "COMMIT"  # in an sdist only
+PLAIN.append(Path("src/fastrt/node/other_nodes.py"))
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")

@@ -1,4 +1,4 @@
-"""The scheduler without any wire: the ranking of nodes alone, and the whole state machine, in simulation.
+"""The scheduler without any wire: the ranking of nodes alone, the whole state machine, and a node's own placement.
 
 `python bench/bench_scheduler.py [TASKS [NODES...]]` plays a million tasks on 10 to 1,000 nodes and prints their
 cost in processor time: the simulation is one thread, and other load on the machine does not count. As a
@@ -12,6 +12,9 @@ A decision is where a task runs: one for each task. Three counts are printed, ea
   call (which places it), the worker's acknowledgement, its message unpacked, the deliveries of arguments that were
   elsewhere, its result, the worker's end, and one older result dropped and deallocated. Timed is all of `handle`;
   making the events, which is the shell's part, is not.
+
+`cluster` is what a node's daemon does for a task that asks for resources when other nodes have them: the task waits, an
+order names its node, and the daemon learns that the task is there and that it has ended.
 """
 
 from __future__ import annotations
@@ -20,14 +23,21 @@ import math
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
+from fastrt.config import RESOURCE_PARTS
+from fastrt.node.keys import TaskKey
+from fastrt.node.placing import ELSEWHERE, GONE, Placing
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.policy import Demand, Placement, shape_of
 from fastrt.scheduler.state import SchedulerState
+from fastrt.store.messages import NodeRow
+from fastrt.tasks.resources import CPU
+from fastrt.tasks.resources import Demand as ClusterDemand
 
 NODES = (10, 30, 100, 300, 1000)
 CPUS = 8
@@ -100,6 +110,28 @@ def simulate_ranking(nodes: int, tasks: int, seed: int = 1) -> Cost:
             local += bool(demand.locality) and chosen == max(demand.locality, key=lambda place: place[1])[0]
     placement.check_invariants()
     return Cost(spent / tasks * 1e6, local / tasks)
+
+
+def simulate_placing(nodes: int, tasks: int) -> Cost:
+    """Place tasks by one node's daemon, all of which wait from the beginning; a tenth of those placed end at a time."""
+    total = {CPU: CPUS * RESOURCE_PARTS, "gpu": 2 * RESOURCE_PARTS}
+    placing = Placing("me", {}, can_grow=True)
+    placing.has_uplink = True
+    placing.see([NodeRow(f"node-{k}", f"name-{k}", total, total) for k in range(nodes)])
+    demand = ClusterDemand(((CPU, RESOURCE_PARTS), ("gpu", RESOURCE_PARTS)), "", "", False)
+    running: deque[TaskKey] = deque()
+    ended, now, begun = 0, 0.0, time.thread_time()
+    for k in range(tasks):
+        placing.wait(TaskKey(k, k), demand, now)
+    while ended < tasks:
+        running.extend(order.key for order in placing.decide(now))
+        for _ in range(max(1, len(running) // 10)):
+            task = running.popleft()
+            placing.moved(task, ELSEWHERE, now)
+            placing.moved(task, GONE, now)
+            ended += 1
+        now += 0.001
+    return Cost((time.thread_time() - begun) / tasks * 1e6, 0.0)
 
 
 class Cluster:
@@ -234,6 +266,12 @@ def test_rank_and_release(measure, nodes: int) -> None:
     measure(thousand, per=len(wanted))
 
 
+@pytest.mark.benchmark(group="scheduler, cluster")
+def test_placing(measure, nodes: int) -> None:
+    """A thousand tasks with demands are placed on other nodes by a daemon, and end."""
+    measure(lambda: simulate_placing(nodes, 1000), per=1000)
+
+
 @pytest.mark.benchmark(group="scheduler, state machine")
 def test_life_of_a_task(measure, nodes: int) -> None:
     """A call is submitted, placed, run, its result made and dropped, and the events for all that are made."""
@@ -250,22 +288,27 @@ def main() -> None:
     """Print the cost of a decision, a life and an event by number of nodes."""
     tasks = int(sys.argv[1]) if len(sys.argv) > 1 else TASKS
     print(f"{tasks:,} tasks each, a second of processor time; costs grow no faster than log n: no growth exceeds 1")
-    print("        ranking alone             | lives                                | lives, of which a third waits")
-    print("nodes   decisions  local   growth |   lives    events  a life   growth  |   lives    events   growth")
+    print(f"        ranking alone             |{' lives':38}| lives, of which a third waits   | cluster")
+    print(
+        "nodes   decisions  local   growth |   lives    events  a life   growth  |   lives    events   growth  | "
+        "decisions  growth"
+    )
     first: list[float] = []
     counts = [int(word) for word in sys.argv[2:]] or NODES
     for nodes in counts:
         ranking = simulate_ranking(nodes, tasks)
         state = simulate_state(nodes, tasks, BUSY)
         queued = simulate_state(nodes, tasks, OVERBOOKED)
-        costs = ranking, state, queued
+        cluster = simulate_placing(nodes, tasks)
+        costs = ranking, state, queued, cluster
         first = first or [cost.us for cost in costs]
         log = math.log2(nodes) / math.log2(counts[0])
         growth = [cost.us / begun / log for cost, begun in zip(costs, first, strict=True)]
         print(
             f"{nodes:5} {1e6 / ranking.us:11,.0f} {ranking.local:6.0%} {growth[0]:8.2f} | "
             f"{1e6 / state.us:7,.0f} {1e6 / state.us * state.events:9,.0f} {state.events:7.1f} {growth[1]:8.2f}  | "
-            f"{1e6 / queued.us:7,.0f} {1e6 / queued.us * queued.events:9,.0f} {growth[2]:8.2f}",
+            f"{1e6 / queued.us:7,.0f} {1e6 / queued.us * queued.events:9,.0f} {growth[2]:8.2f}  | "
+            f"{1e6 / cluster.us:9,.0f} {growth[3]:7.2f}",
             flush=True,
         )
 

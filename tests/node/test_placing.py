@@ -144,11 +144,11 @@ def test_task_is_lent_where_its_resources_are_and_counts_there():
     assert here.decide() == [(2, "forward", "b")]
 
 
-def test_here_first_then_where_most_is_free():
+def test_here_first_then_on_the_least_used():
     here = Here(view("a", 2), view("b", 4))
     here.submit(demand(), 6)
     assert [(what, node) for _, what, node in here.decide()] == [
-        ("admit", ""), ("admit", ""), ("forward", "b"), ("forward", "b"), ("forward", "a"), ("forward", "b")
+        ("admit", ""), ("admit", ""), ("forward", "b"), ("forward", "a"), ("forward", "b"), ("forward", "b")
     ]  # fmt: skip
 
 
@@ -330,6 +330,38 @@ def test_count_is_the_sum_whatever_happens(seed):
                 if entry.place == HERE or (entry.place == BLOCKED and name != "CPU")
             )
             assert used == here.placing.used[name]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_policy_knows_every_change_and_leaves_no_room_unused(seed):
+    """Nodes come, change and leave under random tasks; then the policy is asked what a look at every node says."""
+    rng = random.Random(seed)
+    views = {name: view(name, rng.randrange(5), gpu=rng.randrange(3)) for name in "abcdefgh"}
+    here = Here(*views.values(), cpu=rng.randrange(3), gpu=0)
+    placing = here.placing
+    for _ in range(150):
+        here.now += rng.random() / 4
+        name = rng.choice("abcdefgh")
+        if rng.random() < 0.2 and views.pop(name, None):
+            placing.see([], [f"id-{name}"])
+        elif rng.random() < 0.4:
+            total = views[name].total if name in views else {"CPU": rng.randrange(5) * ONE, "gpu": ONE}
+            free = {key: rng.randrange(parts // ONE + 1) * ONE for key, parts in total.items()}
+            views[name] = NodeRow(f"id-{name}", name, total, free)
+            placing.see([views[name]], [])
+        here.submit(demand(rng.choice([0, 0.5, 1]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
+        placed = placing.placed()
+        for key in rng.sample(placed, min(2, len(placed))):
+            placing.moved(key, GONE, here.now)
+        for order in placing.decide(here.now):
+            if order.what == "forward":
+                placing.moved(order.key, ELSEWHERE, here.now)
+        placing._others.check_invariants()
+        for key in placing.waiting():
+            wanted = placing._entries[key].demand
+            for node in placing.views:  # "spread" waits until there is room, the others only until there will be
+                when = here.now + (1.0 if wanted.strategy == "spread" else 0.0)
+                assert not placing._others.room(node, wanted.amounts, when), (key, wanted)
 
 
 def test_demand_travels_as_text():

@@ -41,10 +41,10 @@ def test_equal_bytes_go_where_the_load_is_less():
 
 def test_least_loaded_is_taken_without_bytes():
     nodes = cluster(3)
-    nodes.set_queue(0, 2)
-    nodes.set_queue(1, 1)
+    for node, load in ((0, 2), (1, 1)):
+        nodes.report(node, {"num_cpus": 8}, {"num_cpus": 8}, load)
     assert [nodes.place(Demand(CPU)) for _ in range(6)] == [2, 1, 2, 0, 1, 2]
-    nodes.set_queue(0, 0)
+    nodes.report(0, {"num_cpus": 8}, {"num_cpus": 5}, 0)
     assert nodes.place(Demand(CPU)) == 0
 
 
@@ -68,9 +68,7 @@ def test_all_resources_must_be_there():
     nodes = cluster(2)
     nodes.add("gpu", {"num_cpus": 1, "gpu": 0.5})
     demand = Demand(shape_of({"num_cpus": 1, "gpu": 0.5}))
-    assert nodes.feasible(demand)
     assert [nodes.place(demand), nodes.place(demand)] == ["gpu", None]
-    assert not nodes.feasible(Demand(shape_of({"gpu": 1})))
     nodes.gain("gpu", {"gpu": 0.5, "num_cpus": 1})
     assert nodes.place(demand) == "gpu"
 
@@ -148,7 +146,10 @@ def test_heaps_agree_with_a_plain_search(operations, seed):
         elif what == "release" and running:
             nodes.release(*running.pop(value % len(running)))
         elif what == "queue" and alive:
-            nodes.set_queue(alive[value % len(alive)], value % 5)
+            node = nodes[alive[value % len(alive)]]
+            free = {"num_cpus": value % 4, "gpu": value % 3}
+            nodes.report(node.id, free, free, value % 5)
+            running = [each for each in running if each[0] != node.id]
         elif what == "gain" and alive:
             nodes.gain(alive[value % len(alive)], {rng.choice(["num_cpus", "gpu"]): 1})
         nodes.check_invariants()

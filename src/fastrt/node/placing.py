@@ -6,8 +6,11 @@ was lost is given again, because the caller still reports its task as waiting.
 
 Order of placement: the highest priority first, then the oldest task of each demand. A task whose resources are taken
 does not block other demands, unless it has been passed over `_PATIENCE` times. A task runs here if there is room, else
-on the node that has most bytes of its arguments, and of those with equally many on the one with most room. A node that
-finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order.
+where the scheduling policy says: on the node that has most bytes of its arguments, else on the least used one. A node
+that finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order.
+
+A decision does not look at every node: the policy keeps the other nodes in order of load. Only nodes that have changed
+are looked at again for a task that found no room.
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
 from fastrt.node.keys import Key, TaskKey
+from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import NodeRow
-from fastrt.tasks.resources import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
+from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, given_by, group_of, in_words
 
 _PATIENCE = 256
 _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
 _GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
-_RECENT_S = 0.5  # the number of tasks that ended within this time shows how quickly a node works,
-_AHEAD = 25  # and it gets one task beyond its room for each 25 of them, to run while the next order arrives
 _CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
 # Where a task is, for `moved`.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
@@ -73,32 +75,6 @@ class _Line:
     warned: bool = False
 
 
-class _OtherNode:
-    """Another node: the resources in use there, by tasks of this node and by others."""
-
-    def __init__(self) -> None:
-        self.mine: dict[str, int] = {}
-        self.others: dict[str, int] = {}
-        self.ended: deque[float] = deque()
-        self.reported: Mapping[str, int] | None = None
-
-    def see(self, view: NodeRow) -> None:
-        """Count resources in use there that are not used by this node as used by others, until the next report."""
-        if view.free == self.reported:
-            return  # the report of another node has changed
-        self.reported = view.free
-        for name, total in view.total.items():
-            self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
-
-    def free(self, view: NodeRow, name: str) -> int:
-        return view.total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
-
-    def ahead(self, now: float) -> int:
-        while self.ended and now - self.ended[0] > _RECENT_S:
-            self.ended.popleft()
-        return -(-len(self.ended) // _AHEAD)
-
-
 class Placing:
     """The placement decisions of one node.
 
@@ -128,12 +104,11 @@ class Placing:
         self.relief = 0
         self.can_grow = can_grow
         self.has_uplink = False
-        self.views: dict[str, NodeRow] = {}
-        self._other_nodes: dict[str, _OtherNode] = {}
+        self._others = OtherNodes(node)
+        self._bundles: dict[Key, _Entry] = {}  # the bundles among `_placed`
         self._entries: dict[Key, _Entry] = {}
         self._placed: dict[Key, _Entry] = {}  # all that do not wait
         self._lines: dict[tuple[Demand, int], _Line] = {}
-        self._turn = 0
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
@@ -142,7 +117,12 @@ class Placing:
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
-        self._spread_to: Counter[str] = Counter()  # tasks and actors with the strategy "spread", by node
+        self._spread_here = 0  # tasks and actors with the strategy "spread" that are here
+
+    @property
+    def views(self) -> Mapping[str, NodeRow]:
+        """The other nodes' reports, by node."""
+        return self._others.views
 
     # ---- facts ----
 
@@ -188,9 +168,9 @@ class Placing:
         if self.total.get(CPU):
             found[self.node] = {n: parts if whole else self._free(n) for n, parts in _plain(self.total)}
         for view in self.views.values() if self.has_uplink else ():
-            there = self._other_nodes[view.node]
             if view.total.get(CPU):
-                found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in _plain(view.total)}
+                free = self._others.free
+                found[view.node] = {n: parts if whole else free(view.node, n) for n, parts in _plain(view.total)}
         return found
 
     def found(self, key: Key, demand: Demand) -> None:
@@ -214,7 +194,7 @@ class Placing:
             return
         if place == GONE:
             if entry.place == ELSEWHERE:
-                self._other_nodes[entry.node].ended.append(now)
+                self._others.ended(entry.node, now)
             self._leave(entry, GONE)
             del self._entries[key]
             self._stop_waiting(key)
@@ -239,28 +219,18 @@ class Placing:
             views: those of all other nodes, or of those whose reports have changed.
             left: nodes that have left; the others are as before. None: there are only those in `views`.
         """
-        changed = {view.node: view for view in views}
-        if left is None:
-            self.views = changed
-        else:
-            self.views.update(changed)
-            for node in left:
-                self.views.pop(node, None)
+        self._others.see(views, left)
         self.changes += 1
         self.growth += 1
-        for entry in self._placed.values():
+        for entry in self._bundles.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
-        for view in changed.values():
-            self._other_nodes.setdefault(view.node, _OtherNode()).see(view)
+        if left == []:
+            return
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views:
                 self.wait(entry.key, entry.demand, entry.since)
-        if left == []:
-            return
-        used = {entry.node for entry in self._placed.values()}  # also by tasks that take no resources there
-        for node in [node for node in self._other_nodes if node not in self.views and node not in used]:
-            del self._other_nodes[node]
+        self._others.drop_gone({entry.node for entry in self._placed.values()})  # some take no resources there
 
     def holds(self, node: str, objref: int, nbytes: int) -> None:
         """Record that another node has a copy of an object of this node; with 0 bytes: no longer."""
@@ -319,13 +289,13 @@ class Placing:
                 if entry.place != WAITING or entry.key not in self._entries:
                     line.tasks.popleft().listed = False
                     continue
-                node = self._place(demand, short, now, self._near(entry))
+                node = self._place(demand, priority, short, now, self._near(entry))
                 if node is None:
                     break
                 line.tasks.popleft().listed = False
                 orders.append(self._send(entry, node, now))
             if not line.tasks:
-                del self._lines[demand, priority]
+                self._drop_line(demand, priority)
             elif not self._feasible(demand):
                 orders += self._hopeless(demand, priority, line, now)
             else:
@@ -347,7 +317,7 @@ class Placing:
     def _free(self, name: str) -> int:
         return self.total.get(name, 0) - self.used.get(name, 0)
 
-    def _near(self, entry: _Entry) -> Counter[str]:
+    def _near(self, entry: _Entry) -> dict[str, int]:
         """Bytes of a task's arguments by the node that has them."""
         found: Counter[str] = Counter()
         for objref in entry.named if self.held else ():
@@ -356,7 +326,11 @@ class Placing:
             found[self.node] = max(found.values())  # this node has all of them
         return found
 
-    def _place(self, demand: Demand, short: set[str], now: float, near: Counter[str]) -> str | None:
+    def _drop_line(self, demand: Demand, priority: int) -> None:
+        del self._lines[demand, priority]
+        self._others.stop_search((demand, priority))
+
+    def _place(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
         """The node that a task should run on now; `near` are the bytes of its arguments by node."""
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
         if not self.total.get(CPU):
@@ -365,77 +339,42 @@ class Placing:
             node = self._named(demand.node)
             if node == self.node and self._could(self.total, demand):
                 return node if fits else None
-            if node in self.views and self._could(self.views[node].total, demand):
-                return node if self._room(self.views[node], demand, now) else None
+            if node is not None and node in self.views and self._could(self.views[node].total, demand):
+                return node if self.has_uplink and self._others.room(node, demand.amounts, now) else None
             if not demand.soft:
                 return None
         if demand.strategy == SPREAD:
             return self._spread(demand, fits, near)
         if fits:
             return self.node
-        able = {view.node: self._other_nodes[view.node].free(view, CPU) for view in self._others(demand)}
-        if able and demand.strategy == PACK:
-            return min(able, key=lambda node: (able[node], -near[node]))
-        if able:
-            return max(able, key=lambda node: (near[node], able[node]))
-        soon = [view.node for view in self.views.values() if self._room(view, demand, now)]
-        return max(soon, key=lambda node: near[node], default=None)
-
-    def _others(self, demand: Demand) -> list[NodeRow]:
-        """Other nodes that have room for a task now."""
-        return [view for view in self.views.values() if self._has(view, demand)]
-
-    def _spread(self, demand: Demand, fits: bool, near: Counter[str]) -> str | None:
-        """The least used node with room; of equally used ones the one with most bytes of the arguments, or in turn."""
-        able = [view.node for view in self._others(demand)] + [self.node] * fits
-        if not able:
+        if not self.has_uplink:
             return None
-        self._turn += 1
-        turn = self._turn
-        return min(
-            able,
-            key=lambda node: (self._busy(node), self._spread_to[node], -near[node], (sum(node.encode()) + turn) % 7),
-        )
+        near.pop(self.node, None)
+        return self._others.choose(demand, near) or self._others.soon((demand, priority), near, now)
 
-    def _busy(self, node: str) -> float:
-        """How much of a node's CPUs is in use."""
-        if node == self.node:
-            return self.used.get(CPU, 0) / max(1, self.total.get(CPU, 0))
-        view = self.views[node]
-        total = view.total.get(CPU, 0)
-        return (total - self._other_nodes[node].free(view, CPU)) / max(1, total)
-
-    def _has(self, view: NodeRow, demand: Demand) -> bool:
-        """Whether another node has room for a task now."""
-        there = self._other_nodes[view.node]
-        return (
-            self.has_uplink
-            and bool(view.total.get(CPU))
-            and all(there.free(view, name) >= parts for name, parts in demand.amounts)
-        )
-
-    def _room(self, view: NodeRow, demand: Demand, now: float) -> bool:
-        """Whether another node should get a task now: it has room, or will have soon."""
-        if self._has(view, demand):
-            return True
-        if not self.has_uplink or not view.total.get(CPU) or not self._could(view.total, demand):
-            return False
-        there = self._other_nodes[view.node]
-        ahead = there.ahead(now)
-        return ahead > 0 and all(there.free(view, name) >= parts * (1 - ahead) for name, parts in demand.amounts)
+    def _spread(self, demand: Demand, fits: bool, near: dict[str, int]) -> str | None:
+        """The least used node with room; of equally used ones the one with most bytes of the arguments."""
+        here = load_of(self.total, self._free(CPU), self._spread_here, 0) if fits else None
+        best = self._others.least_used(demand.amounts, near, here) if self.has_uplink else None
+        return best or (self.node if fits else None)
 
     def _named(self, node: str) -> str | None:
         """The id of a node, given its id or name."""
-        if node in (self.node, self.name):
-            return self.node
-        return next((view.node for view in self.views.values() if node in (view.node, view.name)), None)
+        return self.node if node in (self.node, self.name) else self._others.named(node)
 
     def _feasible(self, demand: Demand) -> bool:
         """Whether any node that has joined could ever run a task with this demand."""
-        totals = {self.node: self.total, **{view.node: view.total for view in self.views.values()}}
         if demand.node and not demand.soft:
-            totals = {node: total for node, total in totals.items() if node == self._named(demand.node)}
-        return any(total.get(CPU) and self._could(total, demand) for total in totals.values())
+            only = self._named(demand.node)
+            if only is None:
+                return False
+            return self._able(self.total if only == self.node else self.views[only].total, demand)
+        return self._able(self.total, demand) or any(self._able(view.total, demand) for view in self.views.values())
+
+    @classmethod
+    def _able(cls, total: Mapping[str, int], demand: Demand) -> bool:
+        """Whether a node with these resources has workers, and could run the task if it were idle."""
+        return bool(total.get(CPU)) and cls._could(total, demand)
 
     @staticmethod
     def _could(total: Mapping[str, int], demand: Demand) -> bool:
@@ -448,7 +387,7 @@ class Placing:
         if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
                 self.forget(entry.key)
-            del self._lines[demand, priority]
+            self._drop_line(demand, priority)
             return [Order(entry.key, "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
@@ -463,20 +402,17 @@ class Placing:
             return Order(entry.key, "admit", entry.demand)
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
-        self._placed[entry.key] = entry
+        self._keep(entry)
         self._stop_waiting(entry.key)
         self._stir(entry.demand)
-        self._spread_to[node] += entry.demand.strategy == SPREAD
-        mine = self._other_nodes[node].mine
-        for name, parts in entry.demand.amounts:
-            mine[name] = mine.get(name, 0) + parts
+        self._others.charge(node, entry.demand.amounts, 1, entry.demand.strategy == SPREAD)
         return Order(entry.key, "forward", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
         self.changes += 1
         entry.place, entry.node = place, self.node
-        self._placed[entry.key] = entry
-        self._spread_to[self.node] += entry.demand.strategy == SPREAD
+        self._keep(entry)
+        self._spread_here += entry.demand.strategy == SPREAD
         self._count(entry, 1)
         self._stop_waiting(entry.key)
         if entry.demand.bundle:
@@ -487,18 +423,23 @@ class Placing:
         if entry.place != WAITING:
             self.changes += 1
             self.growth += 1
-            self._spread_to[entry.node] -= entry.demand.strategy == SPREAD
         if entry.place in (ORDERED, ELSEWHERE):
-            mine = self._other_nodes[entry.node].mine
-            for name, parts in entry.demand.amounts:
-                mine[name] -= parts
+            self._others.charge(entry.node, entry.demand.amounts, -1, entry.demand.strategy == SPREAD)
         else:
+            if entry.place != WAITING:
+                self._spread_here -= entry.demand.strategy == SPREAD
             if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
         self._placed.pop(entry.key, None)
+        self._bundles.pop(entry.key, None)
         self._stir(entry.demand)
+
+    def _keep(self, entry: _Entry) -> None:
+        self._placed[entry.key] = entry
+        if entry.demand.bundle:
+            self._bundles[entry.key] = entry
 
     def _stir(self, demand: Demand) -> None:
         if demand.bundle:

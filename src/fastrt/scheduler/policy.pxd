@@ -17,7 +17,6 @@ cdef class Node:
     cdef public object kinds
     cdef public int64_t rank
     cdef public int64_t load
-    cdef public int64_t queue
     cdef public int64_t highest
     cdef public dict raised
     cdef public dict missing
@@ -71,6 +70,13 @@ cdef class Placement:
     cdef public dict _rankings
     cdef public dict _all_heaps
     cdef public int64_t _rank
+
+    @cython.locals(node=Node)
+    cpdef report(self, object node_id, object total, object free, int64_t load)
+
+    @cython.locals(node=Node, amount=double, name=str)
+    cpdef change(self, object node_id, tuple shape, int sign, int64_t load)
+    cdef _set_load(self, Node node, int64_t load)
 
     @cython.locals(ranking=_Ranking, node=Node, heap=_Heap)
     cpdef Node choose(self, tuple shape, tuple locality, str strategy, object only)

@@ -76,13 +76,12 @@ class Node:
         room: the free amount of `main`.
         others: the free amounts of the others; separate, because a lookup there touches four cache lines.
         kinds: abilities that are not used up, such as functions.
-        load: tasks placed on it and not released, and the count of `set_queue`.
+        load: tasks placed on it and not released, or what its caller says; see `report`.
         highest: no heap has the node at a load above this.
     """
 
     __slots__ = (
-        "highest", "id", "kinds", "load", "main", "missing", "others", "queue", "raised", "rank", "room", "site",
-        "total",
+        "highest", "id", "kinds", "load", "main", "missing", "others", "raised", "rank", "room", "site", "total"
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +96,6 @@ class Node:
         self.kinds = kinds
         self.rank = rank
         self.load = 0
-        self.queue = 0
         self.highest = 0
         self.raised: dict[_Seat, None] = {}  # seats in heaps that have it at a load above 0
         self.missing: dict[_Seat, None] = {}  # seats in heaps that have dropped it
@@ -233,9 +231,6 @@ class Placement:
         self._all_heaps: dict[_Heap, None] = {}
         self._rank = 0
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def __contains__(self, node_id: Hashable) -> bool:
         return node_id in self._nodes
 
@@ -291,12 +286,34 @@ class Placement:
             node.use(name, -amount)
         self._offer(node)
 
-    def set_queue(self, node_id: Hashable, count: int) -> None:
-        """Set how many tasks wait in a node's own queue, as it reports; they count as load."""
-        node = self._nodes[node_id]
-        node.load += count - node.queue
-        node.queue = count
-        self._lowered(node)
+    def report(self, node_id: Hashable, total: Mapping[str, float], free: Mapping[str, float], load: int) -> None:
+        """Set what a node has, what of it is free and its load, for a caller that counts these itself.
+
+        A node that is new is added. `load` is at least 0 and below 2^31: nodes with less are preferred.
+        """
+        node = self._nodes.get(node_id)
+        if node is None:
+            node = self.add(node_id, total)
+        node.total = dict(total)
+        node.room = free.get(node.main, 0.0)
+        node.others = {name: amount for name, amount in free.items() if name != node.main}
+        self._set_load(node, load)
+
+    def change(self, node_id: Hashable, shape: Shape, sign: int, load: int) -> None:
+        """Take amounts from a node (sign=1) or return them (-1), for such a caller; see `report`."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return
+        for name, amount in shape:
+            node.use(name, sign * amount)
+        self._set_load(node, load)
+
+    def _set_load(self, node: Node, load: int) -> None:
+        node.load = load
+        if load < node.highest:
+            self._lowered(node)
+        if node.missing:
+            self._offer(node)
 
     def place(self, demand: Demand) -> Hashable | None:
         """Choose the best node for a task and take its resources there; None when no node has room."""
@@ -350,14 +367,6 @@ class Placement:
             self._lowered(node)
         if node.missing:
             self._offer(node)
-
-    def feasible(self, demand: Demand) -> bool:
-        """Whether any node could run the task if it were idle. Costs a look at every node."""
-        nodes = self._nodes.values() if demand.node is None else filter(None, [self._nodes.get(demand.node)])
-        return any(
-            node.can(demand.shape) and all(node.total.get(name, 0) >= amount for name, amount in demand.shape)
-            for node in nodes
-        )
 
     def _local(self, ranking: _Ranking, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
         """The best node at the sites with the most bytes; the least loaded site first where the bytes are equal."""

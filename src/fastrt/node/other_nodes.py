@@ -1,0 +1,241 @@
+"""Choose another node for a task: the state of the other nodes, and the policy that ranks them.
+
+`placing` passes on what the nodes report and what it sends to them. The scheduling policy keeps the nodes in order of
+load, so a choice costs O(log n). A node that finishes tasks quickly may get a few more than it has room for. A task
+that found no node is compared again only with nodes that have changed: a search remembers which ones those are.
+
+Compiled with the types in other_nodes.pxd when the package is built; ADR 5 says why.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from heapq import nlargest
+
+from fastrt.config import RESOURCE_PARTS
+from fastrt.scheduler.policy import Placement
+from fastrt.store.messages import NodeRow
+from fastrt.tasks.resources import CPU, PACK, Demand
+
+Amounts = tuple[tuple[str, int], ...]
+
+_RECENT_S = 0.5  # the number of tasks that ended within this time shows how quickly a node works,
+_AHEAD = 25  # and it gets one task beyond its room for each 25 of them, to run while the next order arrives
+# The load of a node for the policy: its share of CPUs in use, then the tasks with the strategy "spread" that this node
+# has there, then how few CPUs are free (by powers of two), then an order that differs from node to node: several nodes
+# with tasks do not all choose the same one.
+_USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT = 14, 7, 3
+_ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _ORDERS = 1 << 16, 127, 15, 7
+_NEAR_TRIED = 4  # nodes with bytes of the arguments that are compared with the least used one
+
+
+def load_of(total: Mapping[str, int], free: int, spread: int, order: int) -> int:
+    """How much a node is used, for the policy.
+
+    Args:
+        total: parts of its resources by name.
+        free: parts of a CPU that are free.
+        spread: tasks with the strategy "spread" that were sent there.
+        order: among equally loaded nodes.
+    """
+    cpus = total.get(CPU, 0) or 1
+    free = max(0, min(free, cpus))
+    use = _ALL_IN_USE - free * _ALL_IN_USE // cpus
+    room = max(0, _ROOM_MAX - (free // RESOURCE_PARTS).bit_length())
+    return use << _USE_SHIFT | min(_SPREAD_MAX, spread) << _SPREAD_SHIFT | room << _ROOM_SHIFT | order
+
+
+class _OtherNode:
+    """One node: its report, and the resources in use there, by tasks of this node and by others."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.view: NodeRow | None = None  # None: it has left
+        self.spread = 0
+        self.mine: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+        self.ended: deque[float] = deque()
+        self.reported: Mapping[str, int] | None = None
+
+    def see(self, view: NodeRow) -> None:
+        """Count resources in use there that are not used by this node as used by others, until the next report."""
+        self.view = view
+        if view.free == self.reported:
+            return  # the report of another node has changed
+        self.reported = view.free
+        for name, total in view.total.items():
+            self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
+
+    def free(self, total: Mapping[str, int], name: str) -> int:
+        """Free parts of a resource of which it has these totals."""
+        return total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
+
+    def ahead(self, now: float) -> int:
+        """How many tasks it gets beyond its room."""
+        while self.ended and now - self.ended[0] > _RECENT_S:
+            self.ended.popleft()
+        return -(-len(self.ended) // _AHEAD)
+
+    def room(self, amounts: Amounts, now: float) -> bool:
+        """Whether it should get a task now: it has room, or will have soon."""
+        view = self.view
+        if view is None or not view.total.get(CPU):
+            return False
+        share, ahead = 1, -1
+        for name, parts in amounts:
+            total = view.total
+            if total.get(name, 0) < parts:
+                return False
+            free = self.free(total, name)
+            if free < parts:
+                if ahead < 0:
+                    ahead = self.ahead(now)
+                    share = 1 - ahead
+                if ahead == 0 or free < parts * share:
+                    return False
+        return True
+
+
+class OtherNodes:
+    """The other nodes of one node.
+
+    Args:
+        node: the id of the node that places.
+
+    Attributes:
+        views: the last reports, by node.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.views: dict[str, NodeRow] = {}
+        self._known: dict[str, _OtherNode] = {}  # also nodes that have left, while tasks of this node are there
+        self._policy = Placement()  # those that have workers
+        self._names: dict[str, str] = {}  # ids by name
+        self._quick: dict[str, None] = {}  # those that have finished tasks of this node a moment ago
+        self._searches: dict[Hashable, dict[str, None]] = {}
+
+    def see(self, views: Iterable[NodeRow], left: Iterable[str] | None) -> None:
+        """Take reports; `left` as for `Placing.see`."""
+        changed = {view.node: view for view in views}
+        gone = [node for node in self.views if node not in changed] if left is None else list(left)
+        for node in gone:
+            self._lose(node)
+        for node, view in changed.items():
+            self.views[node] = view
+            self._names[view.name] = node
+            there = self._known.get(node)
+            if there is None:
+                order = zlib.crc32(f"{self.node} {node}".encode()) & _ORDERS
+                there = self._known[node] = _OtherNode(order)
+            there.see(view)
+            if view.total.get(CPU):
+                free = {name: there.free(view.total, name) for name in view.total}
+                self._policy.report(node, view.total, free, load_of(view.total, free[CPU], there.spread, there.order))
+                self._look_again(node, there)
+            elif node in self._policy:
+                self._policy.remove(node)
+
+    def drop_gone(self, used: Collection[str]) -> None:
+        """Forget nodes that have left, unless tasks of this node are there."""
+        for node in [node for node in self._known if node not in self.views and node not in used]:
+            del self._known[node]
+            self._quick.pop(node, None)
+
+    def charge(self, node: str, amounts: Amounts, sign: int, spread: bool) -> None:
+        """Count what a task takes on a node (sign=1), or gives back (-1)."""
+        there = self._known[node]
+        there.spread += sign * spread
+        for name, parts in amounts:
+            there.mine[name] = there.mine.get(name, 0) + sign * parts
+        view = there.view
+        if view is not None:
+            load = load_of(view.total, there.free(view.total, CPU), there.spread, there.order)
+            self._policy.change(node, amounts, sign, load)
+            self._look_again(node, there)
+
+    def ended(self, node: str, now: float) -> None:
+        """A task of this node has ended there."""
+        self._known[node].ended.append(now)
+        self._quick[node] = None
+
+    def free(self, node: str, name: str) -> int:
+        """Free parts of a resource of a node that is there."""
+        return self._known[node].free(self.views[node].total, name)
+
+    def room(self, node: str, amounts: Amounts, now: float) -> bool:
+        """Whether a node should get a task now: it has room, or will have soon."""
+        return self._known[node].room(amounts, now)
+
+    def named(self, node: str) -> str | None:
+        """The id of a node, given its id or name."""
+        return node if node in self.views else self._names.get(node)
+
+    def choose(self, demand: Demand, near: Mapping[str, int]) -> str | None:
+        """The node with room that a task should go to; `near` are the bytes of its arguments by node."""
+        best = self._policy.choose(demand.amounts, tuple(near.items()), PACK if demand.strategy == PACK else "", None)
+        return None if best is None else str(best.id)
+
+    def least_used(self, amounts: Amounts, near: Mapping[str, int], here: int | None) -> str | None:
+        """The least used node with room, if possible one that is near; None if this node, whose load is `here`, is."""
+        best = self._policy.choose(amounts, (), "", None)
+        if best is None or (here is not None and here <= best.load):
+            return None
+        for node in nlargest(_NEAR_TRIED, near, key=near.__getitem__):
+            if node in self._policy:
+                beside = self._policy[node]
+                if beside.load >> _SPREAD_SHIFT <= best.load >> _SPREAD_SHIFT and beside.fits(amounts):
+                    return node
+        return str(best.id)
+
+    def soon(self, search: tuple[Demand, int], near: Mapping[str, int], now: float) -> str | None:
+        """A node that will have room soon, if possible one that is near. The same search does not look twice."""
+        left = self._searches.get(search)
+        if left is None:
+            for node in [node for node in self._quick if not self._known[node].ahead(now)]:
+                del self._quick[node]
+            left = self._searches[search] = {node: None for node in self._quick if node in self.views}
+        amounts = search[0].amounts
+        for node in nlargest(_NEAR_TRIED, near, key=near.__getitem__) if near else ():
+            if node in left and self._known[node].room(amounts, now):
+                return node
+        while left:
+            node = next(iter(left))
+            if self._known[node].room(amounts, now):
+                return node
+            del left[node]  # until it changes
+        return None
+
+    def stop_search(self, search: tuple[Demand, int]) -> None:
+        """Nothing with this demand waits any more."""
+        self._searches.pop(search, None)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the policy does not know what a node has free, or hides a better node."""
+        self._policy.check_invariants()
+        for node, view in self.views.items():
+            assert (node in self._policy) == bool(view.total.get(CPU)), f"{node} has workers or not"
+            if node in self._policy:
+                known = {name: self._policy[node].free(name) for name in view.total}
+                assert known == {name: self.free(node, name) for name in view.total}, f"{node} has other amounts free"
+
+    def _look_again(self, node: str, there: _OtherNode) -> None:
+        """Let tasks that found no node look at one that has changed."""
+        if there.ended:
+            for left in self._searches.values():
+                left[node] = None
+
+    def _lose(self, node: str) -> None:
+        """Forget the report of a node that has left."""
+        view = self.views.pop(node, None)
+        if view is None:
+            return
+        self._known[node].view = None
+        if self._names.get(view.name) == node:
+            del self._names[view.name]
+        if node in self._policy:
+            self._policy.remove(node)
+        for left in self._searches.values():
+            left.pop(node, None)
