@@ -125,7 +125,7 @@ def _reduce_arrow_buffer(buffer: Any) -> Reduced:
 
 def rebuild_arrow_buffer(buffer: Any) -> Any:
     """Make an Arrow buffer over memory; the reverse of `_reduce_arrow_buffer`."""
-    import pyarrow  # type: ignore[import-untyped,unused-ignore]  # present where Arrow data are unpickled
+    import pyarrow  # present where Arrow data are unpickled
 
     return pyarrow.py_buffer(buffer)
 
@@ -149,7 +149,7 @@ def _reduce_arrow_tensor(tensor: Any) -> Reduced:
 
 def rebuild_arrow_tensor(array: Any, names: Any) -> Any:
     """Make an Arrow tensor over an array; the reverse of `_reduce_arrow_tensor`."""
-    import pyarrow  # type: ignore[import-untyped,unused-ignore]  # present where Arrow data are unpickled
+    import pyarrow  # present where Arrow data are unpickled
 
     return pyarrow.Tensor.from_numpy(array, names or None)
 
