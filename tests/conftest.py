@@ -297,6 +297,8 @@ def rt(runtime_dir: Path) -> Iterator[fastrt.Runtime]:
     """A session of two workers that the tests of a module share; `test_leaves_the_arena_clean` looks after it."""
     folders = {"runtime_dir": runtime_dir, "spill_dir": runtime_dir.parent / "spill"}
     with fastrt.init(2, "256MiB", store_patience_s=0.2, **folders) as runtime:
+        # A worker that starts later would be taken for one that the next test has left.
+        wait_for(lambda: sum(row["kind"] == "worker" for row in fastrt.list_workers()) == 2, "the workers to start")
         yield runtime
 
 
