@@ -109,6 +109,10 @@ class Victim:
         for k in range(4):
             chain = work.put(self.client, 2001 + k, 100 + 300 * k, [chain, self.function])
         handles.create(self.client, 400, work.KIND, 1)  # dropped unsealed
+        for k, size in enumerate((300, 9000)):
+            writer, ref = work.put_in_place(self.client, 2100 + k, size)
+            self.kept.append((writer.seal_in_place(), writer) if k else ref)  # the writer goes first, or stays
+            work.read(self.client, ref, 2100 + k)
 
     def grow(self) -> None:
         """Both tables and the payload beyond their first steps, the magazines beyond their ends, and back."""

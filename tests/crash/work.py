@@ -49,6 +49,13 @@ def put(client: Client, seed: int, nbytes: int, refs: Sequence[Ref] = ()) -> Ref
     return writer.seal(refs)
 
 
+def put_in_place(client: Client, seed: int, nbytes: int) -> tuple[handles.Writer, Ref]:
+    """Make a value whose bytes the writer keeps in place."""
+    writer = handles.create(client, nbytes, KIND, 0)
+    writer.copy(0, pattern(seed, nbytes))
+    return writer, writer.seal_in_place()
+
+
 def load(client: Client, ref: Ref) -> tuple[int, bool, Any]:
     """Read a value; one that has been spilled is brought back first, as the daemon would do."""
     until = time.monotonic() + PATIENCE_S
