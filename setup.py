@@ -24,10 +24,12 @@ from setuptools.command.sdist import sdist
 CORE = Path("src/fastrt/_core")
 # Plain Python that is compiled too, each with the types in a .pxd beside it; without a compiled file it runs as it is.
 # docs/adr/0005-compiled-python.md
-PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
+PLAIN = [
+    *[Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")],
+    Path("src/fastrt/node/other_nodes.py"),
+]
 BUILD_FILE = "fastrt/build.json"  # read by fastrt.observe.build
 COMMIT_FILE = "COMMIT"  # in an sdist only
-PLAIN.append(Path("src/fastrt/node/other_nodes.py"))
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
