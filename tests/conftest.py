@@ -197,8 +197,8 @@ class Footprint:
 
     def __init__(self) -> None:
         self.fds = descriptors()
+        self.processes = processes()
         self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")}
-        self.things |= {f"process {pid}" for pid in processes()}
         # A setting left here reaches every later test of this process and the programs that it starts.
         self.things |= {f"variable {k}={v}" for k, v in os.environ.items() if k.startswith(WATCHED_VARIABLES)}
         for connection in psutil.Process().net_connections(kind="inet"):
@@ -207,6 +207,9 @@ class Footprint:
 
     def left_since(self, before: "Footprint") -> list[str]:
         left = [t for t in self.things - before.things if not t.startswith("segment ") or not is_foreign(Path(t[8:]))]
+        # A node that was there before may keep a further worker for seconds; whoever started the node looks after it.
+        started = (pid for pid in self.processes - before.processes if not ancestors(pid) & before.processes)
+        left += [f"process {pid}" for pid in started]
         if len(self.fds) > len(before.fds):
             left += sorted(set(self.fds) - set(before.fds))
         return sorted(set(left) - REPORTED)
