@@ -2,11 +2,12 @@
 
     python bench/campaign_doors.py [CONNECTIONS] [DOOR...] [KIND...]
 
-The coordinator is a process of its own for each attack, and open to strangers. The other doors are those of a cluster
-of two nodes: strangers there do not get past the TLS handshake. For each kind of attack the client makes 400 calls
-before it and 400 during it, and five more clients connect during it. One line is printed for each: how many calls
-failed, p50 and p99 quiet and under attack, and the door's memory before, at its peak and 15 s after. The attackers send
-and receive 10 Mbit/s together: more only takes the processor from the door on a machine of two cores.
+The coordinator is a process of its own for each attack, and open to strangers. So is the door `grpc`, for comparison: a
+server of grpcio as it comes, with 8 threads and an empty handler. It runs only when it is named. The other doors are
+those of a cluster of two nodes: strangers there do not get past the TLS handshake. For each kind of attack the client
+makes 400 calls before it and 400 during it, and five more clients connect during it. One line is printed for each: how
+many calls failed, p50 and p99 quiet and under attack, and the door's memory before, at its peak and 15 s after. The
+attackers send and receive 10 Mbit/s together: more only takes the processor from the door on a machine of two cores.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,13 @@ OPEN_KINDS = ("silent", "garbage", "preface", "settings", *_FLOODS)
 TLS_KINDS = ("silent", "garbage", "hello", "stranger", "tls12")
 METHODS = {
     "coordinator": ("/tensorflow.CoordinationService/TryGetKeyValue", b"\n\x01a"),
+    "grpc": ("/tensorflow.CoordinationService/TryGetKeyValue", b"\n\x01a"),
     "head": ("/fastrt.node.Head/Join", b""),
     "uplink": ("/fastrt.node.Node/None", b""),  # UNIMPLEMENTED: an exchange with a node lasts until both end it
     "store": ("/ObjStore/ObjStoreInfo", b""),
     "scheduler": ("/Scheduler/SchedulerInfo", b""),
 }
+OPEN_DOORS = ("coordinator", "grpc")
 PROGRAMS = ("store", "scheduler")
 FAILURES = (
     grpc.StatusCode.UNAVAILABLE,
@@ -62,6 +66,20 @@ def serve() -> None:
     with Coordinator(CoordinatorOptions()) as service:
         print(service.address, flush=True)
         sys.stdin.read()
+
+
+def serve_bare() -> None:
+    """Serve an empty handler by grpcio's own server until standard input ends."""
+    path, _ = METHODS["grpc"]
+    service, _, method = path[1:].partition("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(lambda request, context: b"")}
+    server = grpc.server(ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    sys.stdin.read()
+    server.stop(None)
 
 
 class Client:
@@ -155,14 +173,14 @@ def campaign(door: str, kind: str, count: int, address: str, pid: int, connect: 
     return concluding
 
 
-def attack_coordinator(count: int, kinds: tuple[str, ...]) -> None:
-    """All kinds, at a new coordinator each."""
+def attack_open(door: str, count: int, kinds: tuple[str, ...]) -> None:
+    """All kinds, at a new process of an open door each."""
     for kind in kinds:
-        words = [sys.executable, __file__, "--serve"]
+        words = [sys.executable, __file__, "--serve", door]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        concluding = campaign("coordinator", kind, count, address, process.pid, lambda to=address: _open(to))
+        concluding = campaign(door, kind, count, address, process.pid, lambda to=address: _open(to))
         concluding.join()
         process.communicate()
 
@@ -221,15 +239,16 @@ def attack_cluster(doors: list[str], count: int, kinds: tuple[str, ...]) -> None
 def main() -> None:
     """Run the campaign, or serve a door for it."""
     if sys.argv[1:2] == ["--serve"]:
-        serve()
+        (serve if sys.argv[2] == "coordinator" else serve_bare)()
         return
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     words = sys.argv[2:]
-    doors = [word for word in words if word in METHODS] or list(METHODS)
+    doors = [word for word in words if word in METHODS] or [door for door in METHODS if door != "grpc"]
     kinds = tuple(word for word in words if word not in METHODS)
-    if "coordinator" in doors:
-        attack_coordinator(count, kinds or OPEN_KINDS)
-    behind_tls = [door for door in doors if door != "coordinator"]
+    for door in OPEN_DOORS:
+        if door in doors:
+            attack_open(door, count, kinds or OPEN_KINDS)
+    behind_tls = [door for door in doors if door not in OPEN_DOORS]
     if behind_tls:
         attack_cluster(behind_tls, count, kinds or TLS_KINDS)
 

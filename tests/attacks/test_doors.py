@@ -22,7 +22,7 @@ from fastrt._core.transfer import connections
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.net.grpc.aio_server import AioServer
 from fastrt.net.grpc.descriptors import message_set
-from fastrt.net.grpc.door import Limits
+from fastrt.net.grpc.door import Connection, Door, Limits
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.queue_server import QueueServer
 
@@ -164,6 +164,15 @@ def test_silent_connection_is_ended(serve: Any, connect: Any, channel: Any, wait
     silent = [connect(service, said) for _ in range(20)]
     wait_until(lambda: all(map(is_hung_up, silent)), "silent connections to be ended")
     assert echo(known) == b"ok"
+
+
+@pytest.mark.parametrize(("age_s", "count"), [(9.0, 600), (11.0, 100)], ids=["no place", "no greeting"])
+def test_silent_connections_are_ended_a_few_at_a_time(age_s: float, count: int) -> None:
+    door = Door(Limits())
+    every = [Connection(peer, 0.0) for peer in range(count)]
+    for turn in range(1, 4):
+        door._judge_silent(every, age_s)
+        assert [each.peer for each in every if each.doomed] == list(range(8 * turn))
 
 
 def test_connection_that_made_a_call_may_be_silent(serve: Any, connect: Any, wait_until: Any) -> None:
