@@ -192,8 +192,8 @@ def _open(address: str) -> grpc.Channel:
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
     """Two nodes, a scheduler and an object store."""
-    sys.path.insert(0, str(HERE.parent / "tests/attacks"))
-    from scene import Scene
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from support.attacks.scene import Scene
 
     with tempfile.TemporaryDirectory(prefix="frt") as folder:
         scene = Scene(Path(folder))

@@ -1,17 +1,14 @@
 """What the attacks of this folder share: hostile processes as another user, and a scene of services to attack."""
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from attacker import OTHER_UID, Attacker
-from scene import Scene
+from support.attacks.attacker import OTHER_UID, Attacker
+from support.attacks.scene import Scene
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,9 +26,7 @@ from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access
 from fastrt.node.daemon import sweep_sessions
 from fastrt.runtime.nodes import nodes_at
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
-from cluster import START, RunningNode
+from support.cluster import START, RunningNode
 
 PATIENCE_S = 20.0
 NODE = message_set("node")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import speak
-from attacker import Attacker
-from folder_gates import FOLDERS, Folder
-from gates import DOORS as PORTS
-from gates import Door
 
 from fastrt.net.grpc.identity import new_token
+from support.attacks import speak
+from support.attacks.attacker import Attacker
+from support.attacks.folder_gates import FOLDERS, Folder
+from support.attacks.gates import DOORS as PORTS
+from support.attacks.gates import Door
 
 # The first cell of a door also starts its services.
 pytestmark = pytest.mark.timeout(120)

@@ -1,6 +1,5 @@
 """Groups of forked ranks, each test in groups of its own."""
 
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 import fastrt
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from support import rank_pool
 
 _names = itertools.count()
 
@@ -25,11 +25,9 @@ class Ranks:
     """Runs a function on many ranks at once: `ranks(3, function, *args)` calls `function(rank, 3, *args)` on each."""
 
     def __init__(self):
-        pool = pool_module()
-        self.read, self.write = pool.read, pool.write
         source = str(Path(fastrt.__file__).parents[1])
         self.process = subprocess.Popen(
-            [sys.executable, pool.__file__],
+            [sys.executable, rank_pool.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": source},
@@ -37,8 +35,8 @@ class Ranks:
 
     def outcomes(self, count, function, *args):
         """What became of each rank: ("returned", value), ("raised", error) or ("died", status)."""
-        self.write(self.process.stdin, cloudpickle.dumps((count, function, args)))
-        return self.read(self.process.stdout)
+        rank_pool.write(self.process.stdin, cloudpickle.dumps((count, function, args)))
+        return rank_pool.read(self.process.stdout)
 
     def __call__(self, count, function, *args):
         """What each rank returned; raises what the first rank raised."""
@@ -53,13 +51,6 @@ class Ranks:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait(10)
-
-
-def pool_module():
-    spec = importlib.util.spec_from_file_location("collective_pool", Path(__file__).with_name("pool.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,14 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for jax_envs, which is a script too
-from jax_envs import python_of
-
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from support.jax_envs import python_of
 
 CLIENT = Path(__file__).with_name("jax_client.py")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jax_envs import python_of
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
+from support.jax_envs import python_of
 
 VERSION = "0.10.2"
 # Long enough for the living to be heard of on a busy machine, and short enough to wait for the dead.

@@ -28,14 +28,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
-
-from cluster import RunningNode
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.node.daemon import sweep_sessions
 from fastrt.store import client as store_client
+from support.cluster import RunningNode
 
 STORE = "96MiB"  # of each node; what a program holds at its most is larger
 LARGE_WORDS, LARGE_KEPT = 500_000, 16  # two programs hold 128 MB

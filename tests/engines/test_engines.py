@@ -1,10 +1,10 @@
 """The same checks on each engine that needs nothing but fastrt; those on Ray are in test_ray.py."""
 
-import behaviour
 import cloudpickle
 import pytest
 
 import fastrt
+from support import behaviour
 
 
 @pytest.fixture(scope="module", params=["fastrt", "local"])

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from ray_env import python_with_ray
-from test_ray import needs_ray, on_ray
 
 import fastrt
 from fastrt._core.memory.clients import KIND_WORKER, table
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors
 from fastrt.store import client as store_client
+from support.on_ray import needs_ray, on_ray
+from support.ray_env import python_with_ray
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = {

@@ -1,35 +1,18 @@
 """Programs of fastrt on a Ray cluster: a real one, which `make check` installs (see ray_env.py)."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from ray_env import python_with_ray
 
 import fastrt
 from fastrt.errors import ConfigError
-
-HERE = Path(__file__).resolve().parent
-needs_ray = pytest.mark.skipif(python_with_ray() is None, reason="needs Ray: python tests/engines/ray_env.py")
-
-
-def on_ray(program, *arguments):
-    """Run a program beside a Ray cluster of two CPUs; what it wrote."""
-    path = [str(Path(fastrt.__file__).parents[1]), *[p for p in sys.path if p.endswith("site-packages")]]
-    command = [python_with_ray(), HERE / "on_ray.py", program, *arguments]  # words: nothing here has a space
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=170, env=env)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+from support import behaviour
+from support.on_ray import needs_ray, on_ray
 
 
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_program_may_rely_on_the_same_on_ray():
-    said = on_ray(HERE / "behaviour.py", "ray", "ADDRESS")
+    said = on_ray(behaviour.__file__, "ray", "ADDRESS")
     assert "passed" in said
     assert "FAILED" not in said, said
 

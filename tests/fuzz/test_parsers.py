@@ -1,14 +1,9 @@
 """Every target of `parsers.py` on its seeds, and on damaged ones; fuzzing goes on from there."""
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
-
-import parsers
+from fuzz import parsers
 
 TABLE = parsers.table()
 DAMAGED = 200

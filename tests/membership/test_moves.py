@@ -1,17 +1,12 @@
 """Transition tables of a cluster and its members: each move is reached, others raise."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of the state machine share
-from cluster_play import Play
 
 from fastrt.membership import events as ev
 from fastrt.membership.events import CLUSTER, Instruction, Phase
 from fastrt.membership.members import MEMBER, MemberState
 from fastrt.transitions import IllegalMoveError, Transitions
+from support.cluster_play import Play
 
 NAMES = ("w0", "w1", "s0", "s1")
 AVAILABLE_S = 50.0

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of the state machine share
-from cluster_play import Play
-
 from fastrt.membership import events as ev
 from fastrt.membership.events import Phase
+from support.cluster_play import Play
 
 BENCH = Path(__file__).parents[2] / "bench" / "compare_cluster.py"
 

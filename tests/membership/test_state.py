@@ -1,17 +1,13 @@
 """The membership's decisions alone: facts in, orders out, and no time but the test's."""
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of the state machine share
-from cluster_play import SERVER, WORKER, Play
-
 from fastrt.membership import events as ev
 from fastrt.membership.events import Metadata, Phase, Refused, Role
+from support.cluster_play import SERVER, WORKER, Play
 
 
 def formed(workers: int = 1, servers: int = 1, **changes: Any) -> Play:

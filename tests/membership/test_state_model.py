@@ -1,17 +1,12 @@
 """The membership's decisions in any order, beside a model that is one table."""
 
-import sys
-from pathlib import Path
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of the state machine share
-from cluster_play import SERVER, WORKER, Play
-
 from fastrt.membership import events as ev
 from fastrt.membership.events import Phase, Refused, Role
+from support.cluster_play import SERVER, WORKER, Play
 
 
 class AnyOrder(RuleBasedStateMachine):

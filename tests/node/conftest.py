@@ -1,18 +1,13 @@
-"""Makes the helpers of this folder, and of those beside it, importable; and starts nodes for its tests."""
+"""Starts nodes for the tests of this folder."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fastrt.node.daemon import sweep_sessions
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parent.parent))
-
-from cluster import RunningNode
+from support.cluster import RunningNode
 
 
 @pytest.fixture

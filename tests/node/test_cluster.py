@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import RunningNode, wakes_per_s
 
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store import join
 from fastrt.store.messages import Bye
+from support.cluster import RunningNode, wakes_per_s
 
 
 @pytest.fixture(scope="module")

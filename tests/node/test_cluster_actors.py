@@ -5,11 +5,11 @@ import signal
 import threading
 
 import pytest
-from cluster import RunningNode, two_nodes
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
 from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError
+from support.cluster import RunningNode, two_nodes
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import RunningNode
 
 import fastrt
+from support.cluster import RunningNode
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import psutil
 import pytest
-from cluster import START
 
 import fastrt
 from fastrt.net.grpc.identity import new_token
+from support.cluster import START
 
 
 @pytest.fixture

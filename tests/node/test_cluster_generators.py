@@ -6,10 +6,10 @@ import signal
 import threading
 
 import pytest
-from cluster import two_nodes
 
 import fastrt
 from fastrt.errors import ActorDiedError, WorkerCrashedError
+from support.cluster import two_nodes
 
 SOFT = fastrt.NodeAffinity("two", soft=True)
 

@@ -2,9 +2,9 @@
 
 import psutil
 import pytest
-from cluster import RunningNode
 
 import fastrt
+from support.cluster import RunningNode
 
 PATIENCE_S = 20.0
 

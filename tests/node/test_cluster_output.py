@@ -1,7 +1,8 @@
 """What tasks and actors print on other nodes reaches the driver, with the node's name; a driver can switch it off."""
 
 import pytest
-from cluster import two_nodes
+
+from support.cluster import two_nodes
 
 SPEAK = """
 import os, sys, fastrt

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from cluster import RunningNode
 
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store import join
+from support.cluster import RunningNode
 
 MIB = 1 << 20
 STORE = 32 * MIB

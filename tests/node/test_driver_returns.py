@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import psutil
 import pytest
-from cluster import RunningNode
 
 import fastrt
 from fastrt._core.memory.clients import table
@@ -18,6 +17,7 @@ from fastrt.errors import FastrtError, NotInitializedError, StaleReferenceError
 from fastrt.store import client as store_client
 from fastrt.store import join as store_join
 from fastrt.tasks import namespaces
+from support.cluster import RunningNode
 
 
 @pytest.fixture(scope="module")

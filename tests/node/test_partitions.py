@@ -13,11 +13,11 @@ import time
 
 import numpy as np
 import pytest
-from cluster import RunningNode
-from netns import Net, UnavailableError
 
 import fastrt
 from fastrt.node.daemon import sweep_sessions
+from support.cluster import RunningNode
+from support.netns import Net, UnavailableError
 
 NOTICED_S = 40.0  # the keep-alive of a stream gives up after ten
 RESUMED_S = 40.0

@@ -1,13 +1,13 @@
 """A standby head: which head a node connects to, and a cluster whose head is lost and comes back."""
 
 import pytest
-from cluster import RunningNode
 
 import fastrt
 from fastrt.cluster.head_link import Heads
 from fastrt.net.grpc.identity import new_token
 from fastrt.node.daemon import sweep_sessions
 from fastrt.runtime.nodes import nodes_at
+from support.cluster import RunningNode
 
 PATIENCE_S = 40.0
 

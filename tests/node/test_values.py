@@ -5,8 +5,6 @@ import contextlib
 
 import numpy as np
 import pytest
-from test_exchange import Side
-from transfer.sites import Proxy, Unbound
 
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.large_values import BYTES_MIN, Native
@@ -18,6 +16,8 @@ from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access
+from support.sides import Side
+from support.sites import Proxy, Unbound
 
 TOKEN = new_token()
 Report = message_set("node").message("fastrt.node.Report")

@@ -1,9 +1,4 @@
-"""Makes the helpers of this folder importable; and a start of gRPC, which opens now what it keeps open for good."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
+"""A start of gRPC, which opens now what it keeps open for good."""
 
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import grpc
 import pytest
-import traces
 
 from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
@@ -23,6 +22,7 @@ from fastrt.observe import charts
 from fastrt.observe import profile as measured
 from fastrt.observe.profile import LIMITS, Profile, Row
 from fastrt.store.client import Store
+from support import traces
 
 SIZE = 20_000
 TOKEN = new_token()

@@ -7,12 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import traces
 
 import fastrt
 from fastrt.observe import listing, memory
 from fastrt.runtime.state_api import select
 from fastrt.store import client as store_client
+from support import traces
 
 
 @fastrt.remote

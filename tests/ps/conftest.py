@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +24,6 @@ from fastrt.ps.server import Server
 from fastrt.ps.server_process import ServerProcess
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
-
-sys.path.append(str(Path(__file__).parent.parent / "node"))  # for nodes as processes of their own
 
 
 class Kept(MemoryMedium):

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from cluster import RunningNode, two_nodes
-from netns import Net, UnavailableError
 
 import fastrt
 from fastrt import ps
 from fastrt.errors import ActorDiedError, ConfigError, FastrtError
 from fastrt.node.daemon import sweep_sessions
 from fastrt.ps.remote_server import Keeper
+from support.cluster import RunningNode, two_nodes
+from support.netns import Net, UnavailableError
 
 F = np.float32
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fastrt.objstore.service import ObjStoreServer
-
-from .sites import Caller, Pair, Site
+from support.sites import Caller, Pair, Site
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from fastrt.errors import NotFoundError, ObjectStoreFullError
 from fastrt.transfer import wire
 from fastrt.transfer.table import TransferError
 from fastrt.transfer.wire import Entry, Frame
+from support.sites import PATIENCE_S, Pair, Site
 
-from .sites import PATIENCE_S, Pair, Site
 from .test_native import Liar, frame
 
 EACH = 50_000

@@ -14,8 +14,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.service import ObjStoreServer
 from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
-
-from .sites import PATIENCE_S, SERVICE, Caller, Site
+from support.sites import PATIENCE_S, SERVICE, Caller, Site
 
 BIG = 5 << 20
 Make = Callable[..., Any]

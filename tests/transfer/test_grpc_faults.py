@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fastrt.objstore.push import Pusher
-
-from .sites import TOKEN, Proxy, Site
+from support.sites import TOKEN, Proxy, Site
 
 NBYTES = 6 << 20
 Make = Callable[..., Any]

@@ -16,8 +16,7 @@ import pytest
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.service import GET, ObjStoreServer
 from fastrt.transfer import obj
-
-from .sites import PATIENCE_S, Caller, Site
+from support.sites import PATIENCE_S, Caller, Site
 
 Make = Callable[..., Any]
 # The seed's messages: a foreign program has them from protos/ray alone.

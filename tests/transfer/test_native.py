@@ -23,8 +23,7 @@ from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import TransferError
 from fastrt.transfer.wire import Frame
-
-from .sites import IDENTITY, PATIENCE_S, Pair, Site
+from support.sites import IDENTITY, PATIENCE_S, Pair, Site
 
 VALUES: list[Any] = [
     None, True, -7, 2.5, "", "text", b"", b"x" * 100_000, (1, "two", [3.0]), {"k": [None]}, 1 << 100, set("ab"),

@@ -14,8 +14,7 @@ import pytest
 import fastrt
 from fastrt.config import SHM_DIR
 from fastrt.transfer.table import TransferError
-
-from .sites import PATIENCE_S, TOKEN, Pair, Proxy, Site
+from support.sites import PATIENCE_S, TOKEN, Pair, Proxy, Site
 
 BIG = 32 << 20
 RATE = 64 << 20  # bytes a second: slow enough to be in the middle

@@ -22,8 +22,7 @@ from fastrt.objstore.service import GET, MEASURE, READ, ObjStoreServer
 from fastrt.scheduler.client import SchedulerClient
 from fastrt.store.serialize import serialize
 from fastrt.transfer import obj
-
-from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
+from support.sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
 
 BIG = 5 << 20
 FETCH = "/fastrt.transfer.Transfer/Fetch"

@@ -9,8 +9,7 @@ import pytest
 from fastrt._core.objects import handles
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.transfer.table import DuplicateError, Table, TransferError
-
-from .sites import PATIENCE_S, Site
+from support.sites import PATIENCE_S, Site
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
-import speak
-from scene import MAIN, Scene
 
 from fastrt.net.grpc.auth import read_token
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import join, messages
+from support.attacks import speak
+from support.attacks.scene import MAIN, Scene
 
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 BRACKETS = b"[" * 4000

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
-from gates import Door
 
 import fastrt
 from fastrt.durable import Journal
 from fastrt.errors import FastrtError
+from support.attacks.gates import Door
 
 
 class Folder(Door):

@@ -1,6 +1,6 @@
 """A Ray cluster on this machine, for programs that want one.
 
-Run, by a Python that has Ray: python on_ray.py PROGRAM [ARGUMENTS] [+ PROGRAM [ARGUMENTS] ...]
+Run, by a Python that has Ray: python ray_cluster.py PROGRAM [ARGUMENTS] [+ PROGRAM [ARGUMENTS] ...]
 
 A program's arguments may say ADDRESS for the cluster's.
 """

@@ -1,6 +1,0 @@
-"""The checks that every engine must pass are beside the tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
