@@ -53,8 +53,9 @@ _CROWDED_TLS_S = 0.2
 _ENDED_AT_ONCE = 8
 # Memory is returned to the system once no connection was ended for so long: that blocks every thread that allocates.
 _CALM_ENOUGH_S = 2.0
-# It is returned this often while connections are ended without a pause.
-_TRIM_S = 1.0
+# While connections are ended without a pause it is returned at most this often, and so rarely that it takes at most this
+# part of the time: among 200 MiB in many pieces it takes 0.4 s, in which calls wait and the core's queue may fill.
+_TRIM_S, _TRIM_PART = 1.0, 0.02
 _LOG_S = 10.0
 # A peer that has answers to read, or sends a request, is ended if it moves fewer bytes a second than this in `stall_s`.
 _STALLED_RATE = 4096
@@ -240,7 +241,7 @@ class Door:
         self._wake = _Wake()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._scanned_at = self._trimmed_at = self._logged_at = self._ended_at = 0.0
+        self._scanned_at = self._trim_at = self._logged_at = self._ended_at = 0.0
         self._descriptors = -1
         self._ended: dict[str, int] = {}
         self._trim_due = False
@@ -513,9 +514,10 @@ class Door:
 
     def _after(self, now: float) -> None:
         """Return memory to the system, and log the connections that were ended."""
-        if self._trim_due and (now - self._ended_at >= _CALM_ENOUGH_S or now - self._trimmed_at >= _TRIM_S):
-            self._trim_due, self._trimmed_at = False, now
+        if self._trim_due and (now - self._ended_at >= _CALM_ENOUGH_S or now >= self._trim_at):
+            self._trim_due = False
             _trim()
+            self._trim_at = now + max(_TRIM_S, (time.monotonic() - now) / _TRIM_PART)
         if self._ended and now - self._logged_at >= _LOG_S:
             self._logged_at = now
             ended, self._ended = self._ended, {}
