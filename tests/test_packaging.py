@@ -74,7 +74,8 @@ def test_installed_files_are_complete():
 
 def test_importing_setup_builds_nothing():
     # The processes that compile import the main program again, by Python 3.14's start method.
-    code = f"import runpy, os; os.chdir({str(ROOT)!r}); runpy.run_path('setup.py', run_name='__mp_main__'); print('done')"
+    path = str(ROOT / "setup.py")
+    code = f"import runpy, os; os.chdir({str(ROOT)!r}); runpy.run_path({path!r}, run_name='__mp_main__'); print('done')"
     assert python(code) == ("done", "")
 
 
