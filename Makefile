@@ -1,4 +1,4 @@
-# Everything runs in .venv, made here from python3 (3.10 to 3.13) with pip; a C compiler is all that is needed beside.
+# Everything runs in .venv, made here from python3 (3.10 to 3.14) with pip; a C compiler is all that is needed beside.
 PYTHON ?= python3
 BIN := .venv/bin
 # cython-lint calls pycodestyle by name, and tests call fastrt by name.
@@ -51,7 +51,7 @@ soak: .venv/.tools ## tasks, actors, spilling, cancels and kills for SECONDS=360
 chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
 	$(BIN)/python tests/crash/chaos.py
 
-wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.13 found here, repaired and tested, in wheelhouse/
+wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.14 found here, repaired and tested, in wheelhouse/
 	$(BIN)/python .ci/wheels.py
 
 clean: ## remove everything that was built, .venv too
@@ -60,7 +60,7 @@ clean: ## remove everything that was built, .venv too
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/pyvenv.cfg:
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14) and "Python 3.10 to 3.13 is needed, \
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15) and "Python 3.10 to 3.14 is needed, \
 	this is " + sys.version.split()[0] + "; run for instance: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 

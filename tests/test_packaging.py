@@ -72,6 +72,13 @@ def test_installed_files_are_complete():
     assert not [name for name in installed if name.endswith((".c", ".pyx"))]
 
 
+def test_importing_setup_builds_nothing():
+    # The processes that compile import the main program again, by Python 3.14's start method.
+    path = str(ROOT / "setup.py")
+    code = f"import runpy, os; os.chdir({str(ROOT)!r}); runpy.run_path({path!r}, run_name='__mp_main__'); print('done')"
+    assert python(code) == ("done", "")
+
+
 def test_unbuilt_tree_says_what_to_do(unbuilt):
     _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
     assert "ImportError" in errors

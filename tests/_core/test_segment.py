@@ -237,6 +237,40 @@ def sweep_of(*names: str) -> list[str]:
     return [name for name in names if name in swept]
 
 
+def test_segment_without_posix_ipc_is_the_same():
+    # posix_ipc has no wheels for Python 3.14; where it is installed, the processes of a session may differ in that.
+    code = textwrap.dedent("""
+        import sys
+        sys.modules["posix_ipc"] = None
+        from fastrt._core.memory import segment
+        from fastrt.errors import AttachError
+        given = segment.Segment.attach(sys.argv[1])
+        try:
+            segment.Segment.attach("/fastrt-" + "0" * 32)
+        except AttachError as exc:
+            print(exc)
+        made = segment.Segment.create(1 << 20)
+        print(made.name)
+        kept = segment.Segment.create(1 << 20)
+        kept.unlink()
+        kept.unlink()
+        print(kept.name in segment.segments(), given.session)
+    """)
+    given = Segment.create(1 << 20)
+    try:
+        words = [sys.executable, "-c", code, given.name]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=True)
+        refused, name, *rest = done.stdout.split("\n")
+        assert refused == f"/fastrt-{'0' * 32} does not exist: its session has ended"
+        assert rest[0] == f"False {given.session}"
+        info = Path("/dev/shm", name[1:]).stat()
+        assert (info.st_mode & 0o7777, info.st_size) == (0o600, given.total_bytes)
+        assert name in segment.sweep()
+        assert name not in segment.segments()
+    finally:
+        given.unlink()
+
+
 def test_sweep_removes_only_the_segments_of_the_dead(made, lone_peers):
     dead, alive = lone_peers(), lone_peers()
     name = dead.run("s = segment.Segment.create(1 << 20)\ns.name")

@@ -7,6 +7,7 @@ stay quick: the coordinator, for example, imports gRPC.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -44,6 +45,18 @@ class LazyGroup(click.Group):
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand; if a package that only clusters need is missing, say what to install."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as exc:
+            from fastrt.net import packages
+
+            advice = packages.advice(exc.name)
+            if advice is None:
+                raise
+            raise click.ClickException(advice) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands, without importing any."""

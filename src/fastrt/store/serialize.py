@@ -263,7 +263,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def _reduce_function(self, function: Any) -> Any:
         """Reduce a function as cloudpickle does, but with the shared globals of its module, not a separate dict."""
-        made = super().reducer_override(function)
+        made = self._by_cloudpickle(function)
         if type(made) is not tuple:  # by its name
             return made
         make, (code, base, *rest), state, _, _, set_state = made
@@ -278,6 +278,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             comparable = namespaces.is_comparable
             self._watched += [(function.__globals__, name, it) for name, it in values.items() if comparable(it)]
         return make, (code, origin, *rest), (set_state, state, versions), None, None, namespaces.set_function
+
+    def _by_cloudpickle(self, function: Any) -> Any:
+        """Reduce a function; annotations that name what only type checkers import are sent as text."""
+        try:
+            return super().reducer_override(function)
+        except (NameError, AttributeError):  # Python 3.14 evaluates annotations when they are first read
+            if sys.version_info < (3, 14):
+                raise
+        import annotationlib
+
+        annotate = function.__annotate__
+        function.__annotations__ = annotationlib.get_annotations(function, format=annotationlib.Format.STRING)
+        try:
+            return super().reducer_override(function)
+        finally:
+            function.__annotate__ = annotate  # the annotations are evaluated again when they are read
 
     def _reduce_class(self, cls: type) -> Any:
         """Reduce a class as cloudpickle does, with numbers that decide which attributes a receiver adopts."""
@@ -317,7 +333,7 @@ class _PlainPickler(_Pickler):
     """A pickler without version numbers, for values that are compared and not sent."""
 
     def _reduce_function(self, function: Any) -> Any:
-        return cloudpickle.Pickler.reducer_override(self, function)
+        return self._by_cloudpickle(function)
 
     def _reduce_class(self, cls: type) -> Any:
         return cloudpickle.Pickler.reducer_override(self, cls)

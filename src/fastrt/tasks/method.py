@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastrt.errors import ConfigError
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.options import METHODS, Settings
+from fastrt.tasks.signatures import signature_of
 
 if TYPE_CHECKING:
     from typing import Literal, overload
@@ -190,7 +191,7 @@ def constructor_of(cls: type) -> MethodPlan:
 
 def _signature_of(function: Any, skip: int) -> inspect.Signature | None:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (ValueError, TypeError):  # some builtins have no signature
         return None
     if skip and (not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL):

@@ -26,6 +26,7 @@ from fastrt.tasks import arguments, functions, resources, runtime_env
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.options import FUNCTIONS
 from fastrt.tasks.runtime_env import Environment
+from fastrt.tasks.signatures import signature_of
 from fastrt.tasks.typed import Out, P, R, submits
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class RemoteFunction(Generic[P, R, Out]):
         if watched is not None and watched.changed() is not None:
             options = self._send_again(watched)
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
-            inspect.signature(self._function).bind(*args, **kwargs)
+            signature_of(self._function).bind(*args, **kwargs)
         try:
             if not kwargs and not self._streaming:
                 refs = submit(store.client, options, args)
@@ -182,7 +183,7 @@ class RemoteFunction(Generic[P, R, Out]):
     def _submit_to(self, engine: engines.Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Submit to an engine other than fastrt's own."""
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
-            inspect.signature(self._function).bind(*args, **kwargs)
+            signature_of(self._function).bind(*args, **kwargs)
         default = {**_DEFAULTS, "name": _name_of(self._function)}
         settings = {**default, **self._settings.given}
         changed = {name: value for name, value in settings.items() if name not in default or value != default[name]}
@@ -253,7 +254,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def _positional_arity(function: Callable[..., Any]) -> tuple[int, float]:
     """How many positional arguments a call without keywords may have; checked before anything is sent."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (ValueError, TypeError):  # some builtins have no signature
         return 0, float("inf")
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

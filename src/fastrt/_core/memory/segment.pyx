@@ -16,11 +16,14 @@ import re
 import stat
 import zlib
 
-import posix_ipc
+try:
+    import posix_ipc
+except ImportError:  # it has no wheels for this Python: see _open_shm
+    posix_ipc = None
 
 from fastrt.errors import AttachError, ObjectStoreFullError
 
-from libc.errno cimport EINTR
+from libc.errno cimport EINTR, ENOENT, errno
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -35,6 +38,8 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
     void *MAP_FAILED
+    int shm_open(const char *, int, unsigned int)
+    int shm_unlink(const char *)
 
 cdef extern from "<unistd.h>" nogil:
     int unlink(const char *)
@@ -43,6 +48,7 @@ cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
 
 cdef extern from "<fcntl.h>" nogil:
+    int O_RDWR, O_CREAT, O_EXCL
     int posix_fallocate(int, long, long)
     int fallocate(int, int, long, long)
     int FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
@@ -369,9 +375,9 @@ cdef class Segment:
         sb.static_crc = zlib.crc32((<char *>&sb)[:FRT_STATIC_BYTES])
         cdef Segment self = Segment.__new__(Segment)
         self.name = f"{NAME_PREFIX}{sb.session[0]:016x}{sb.session[1]:016x}"
-        shm = posix_ipc.SharedMemory(self.name, posix_ipc.O_CREX, mode=0o600, size=sb.total_bytes)
+        cdef int fd = _open_shm(self.name, sb.total_bytes)
         try:
-            self._map(shm.fd, &sb)
+            self._map(fd, &sb)
             self._initialise(&sb, trace)
         except BaseException:
             self.unlink()
@@ -426,13 +432,13 @@ cdef class Segment:
         if not re.fullmatch(NAME_PREFIX + "[0-9a-f]{32}", name):
             raise AttachError(f"{name!r} is not the name of a fastrt segment")
         try:
-            shm = posix_ipc.SharedMemory(name)
-        except posix_ipc.ExistentialError:
+            self.fd = _open_shm(name)
+        except FileNotFoundError:
             raise AttachError(f"{name} does not exist: its session has ended") from None
-        except (posix_ipc.Error, OSError, ValueError) as e:
+        except OSError as e:
             raise AttachError(f"{name} cannot be opened: {e}") from None
-        self.fd, self.pid = shm.fd, os.getpid()
-        info = os.fstat(shm.fd)
+        self.pid = os.getpid()
+        info = os.fstat(self.fd)
         why = None
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
             why = f"it belongs to uid {info.st_uid} with mode {stat.S_IMODE(info.st_mode):o}, not to you with 600"
@@ -442,7 +448,7 @@ cdef class Segment:
             why = self._why_unusable(&copy, info.st_size)
         if why is not None:
             raise AttachError(f"{name} is refused: {why}")
-        self._map(shm.fd, &copy)
+        self._map(self.fd, &copy)
         return self
 
     cdef object _why_unusable(self, frt_superblock *sb, uint64_t size):
@@ -471,10 +477,7 @@ cdef class Segment:
 
     def unlink(self):
         """Remove the name; the memory is freed with the last mapping. Removing it twice is harmless."""
-        try:
-            posix_ipc.unlink_shared_memory(self.name)
-        except posix_ipc.ExistentialError:
-            pass
+        _unlink_shm(self.name)
 
     def poison(self, why, *, closed=False):
         """Mark the segment unusable: every later call of every client raises `ArenaCorrupt` with `why`.
@@ -507,6 +510,49 @@ cdef class Segment:
         return self.superblock().daemon_pid, self.superblock().daemon_start
 
 
+cdef int _open_shm(str name, uint64_t create_bytes=0) except -1:
+    """Open a shared-memory object: an existing one, or a new one of `create_bytes`, with mode 0600.
+
+    posix_ipc does it where it is installed, `shm_open` elsewhere; what they make is the same.
+
+    Raises:
+        OSError: FileNotFoundError, FileExistsError or what else the kernel says.
+    """
+    cdef int fd, code
+    cdef bytes path = os.fsencode(name)
+    if posix_ipc is not None:
+        try:
+            if create_bytes:
+                return posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=create_bytes).fd
+            return posix_ipc.SharedMemory(name).fd
+        except posix_ipc.ExistentialError as e:
+            raise (FileExistsError if create_bytes else FileNotFoundError)(str(e)) from None
+        except (posix_ipc.Error, ValueError) as e:
+            raise OSError(str(e)) from None
+    fd = shm_open(path, O_RDWR | (O_CREAT | O_EXCL if create_bytes else 0), 0o600)
+    if fd < 0:
+        code = errno
+        raise OSError(code, os.strerror(code), name)
+    if create_bytes:
+        try:
+            os.ftruncate(fd, create_bytes)
+        except BaseException:
+            os.close(fd)
+            shm_unlink(path)
+            raise
+    return fd
+
+
+cdef bint _unlink_shm(str name) except -1:
+    """Remove the name; say whether it was there."""
+    if shm_unlink(os.fsencode(name)) == 0:
+        return True
+    cdef int code = errno
+    if code != ENOENT:
+        raise OSError(code, os.strerror(code), name)
+    return False
+
+
 def _shm_advice(asked):
     free = os.statvfs("/dev/shm")
     return (f"/dev/shm has {free.f_bavail * free.f_frsize} bytes free; the store's tables need {asked} more bytes: "
@@ -536,11 +582,8 @@ def sweep():
     """Unlink the segments that `leftovers` names; return the names removed."""
     removed = []
     for name in leftovers():
-        try:
-            posix_ipc.unlink_shared_memory(name)
-        except posix_ipc.ExistentialError:
-            continue
-        removed.append(name)
+        if _unlink_shm(name):
+            removed.append(name)
     return removed
 
 
@@ -558,20 +601,21 @@ cdef bint _is_mapped(name) except -1:
 
 
 cdef bint _in_use(name) except -1:
+    cdef int fd
     try:
-        shm = posix_ipc.SharedMemory(name)
-    except (posix_ipc.Error, OSError, ValueError):
+        fd = _open_shm(name)
+    except OSError:
         return True
     cdef frt_superblock sb
     cdef frt_client slot
     cdef bytes raw
     try:
-        raw = os.pread(shm.fd, sizeof(sb), 0)
+        raw = os.pread(fd, sizeof(sb), 0)
         if len(raw) < <Py_ssize_t>sizeof(sb):
-            return _may_be_in_the_making(shm.fd)
+            return _may_be_in_the_making(fd)
         memcpy(&sb, <char *>raw, sizeof(sb))  # not read in place: bytes are not aligned as the struct is
         if sb.magic == 0:
-            return _may_be_in_the_making(shm.fd)
+            return _may_be_in_the_making(fd)
         if sb.magic != FRT_MAGIC or sb.pid_namespace != pid_namespace():
             return True
         if sb.boot_hash != boot_hash():
@@ -580,10 +624,10 @@ cdef bint _in_use(name) except -1:
             return True
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
             return _is_mapped(name)  # another layout of the client table; its clients may wait for a new daemon
-        if _damaged(&sb, os.fstat(shm.fd).st_size):
+        if _damaged(&sb, os.fstat(fd).st_size):
             return True
         for i in range(64 * sb.words + FRT_PLANE_CLIENTS * min(sb.planes, sb.planes_max)):
-            raw = os.pread(shm.fd, sizeof(slot), sb.clients_offset + i * sizeof(slot))
+            raw = os.pread(fd, sizeof(slot), sb.clients_offset + i * sizeof(slot))
             if len(raw) < <Py_ssize_t>sizeof(slot):
                 return True
             memcpy(&slot, <char *>raw, sizeof(slot))
@@ -591,7 +635,7 @@ cdef bint _in_use(name) except -1:
                 return True
         return False
     finally:
-        os.close(shm.fd)
+        os.close(fd)
 
 
 cdef bint _may_be_in_the_making(int fd) except -1:

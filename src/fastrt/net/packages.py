@@ -1,0 +1,37 @@
+"""Packages that clusters and services need and one machine does not: a light installation leaves them out."""
+
+from importlib.util import find_spec
+
+_NAMES = {  # what is imported -> what pip installs
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "google.protobuf": "protobuf",
+    "cryptography": "cryptography",
+}
+
+
+def advice(missing: str | None) -> str | None:
+    """Say what to install if `missing` is the import name of such a package or of a part of it; else None."""
+    if missing is None or not any(f"{missing}.".startswith(f"{name.partition('.')[0]}.") for name in _NAMES):
+        return None
+    absent = [package for name, package in _NAMES.items() if not _is_installed(name)]
+    return f"clusters and services need packages that are not installed; run: pip install {' '.join(absent)}"
+
+
+def check() -> None:
+    """Check that they are installed.
+
+    Raises:
+        ModuleNotFoundError: one is missing; the text says what to install.
+    """
+    for name in _NAMES:
+        if not _is_installed(name):
+            raise ModuleNotFoundError(advice(name), name=name)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that it is a part of
+        return False

