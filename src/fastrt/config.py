@@ -36,6 +36,7 @@ _WORKERS_MOST = _CLIENTS_DENSE_MOST - _CLIENTS_BESIDE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
 DESCRIPTORS_MAX = 65_536
+LABELS_MAX, LABEL_NAME_MAX = 64, 128  # labels of one node; characters of a label and of its value
 RESOURCE_PARTS = 10_000  # amounts are counted in whole parts of 1/10,000, so that sums are exact
 _RESOURCE_NAME_MAX = 100
 _RESOURCE_MOST = 10**9
@@ -59,6 +60,7 @@ class Config:
         tasks_max: tasks that can be unfinished at once on the node.
         resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
             set by num_workers. As text it is JSON.
+        labels: what a `label_selector` can ask for, such as {"zone": "north"}. As text it is JSON, or "zone=north".
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
         keep_bytes: a task's result of at least this many bytes (and 16 KiB) stays on the node of a cluster that made
             it, until another node reads it; 0: results travel to the node that submitted the task as they are made.
@@ -85,6 +87,7 @@ class Config:
     objects_max: int
     tasks_max: int
     resources: Mapping[str, float]
+    labels: Mapping[str, str]
     lineage_bytes: int
     keep_bytes: int
     peer_idle_s: float
@@ -242,6 +245,54 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
         if checked:
             found["GPU" if name.upper() == "GPU" else name] = checked
     return found
+
+
+def read_labels(source: str, value: Any) -> dict[str, str]:
+    """Check labels of a node.
+
+    Args:
+        source: name of the setting, for messages.
+        value: values by label, JSON of them, or text such as "zone=north,disk=fast".
+    Raises:
+        ConfigError: it is not that; there are more than 64; or a text is empty, longer than 128 characters, or has
+            characters that a selector cannot name: `!`, `,`, `(`, `)`, and those that cannot be printed.
+    """
+    if isinstance(value, str):
+        try:
+            value = read_json(value, source) if value.startswith("{") else _pairs(value)
+        except ValueError:
+            raise _refuse(
+                source, value, 'must be like zone=north,disk=fast, or JSON such as {"zone": "north"}'
+            ) from None
+    if not isinstance(value, Mapping):
+        raise _refuse(source, value, "must be values by label")
+    if len(value) > LABELS_MAX:
+        raise _refuse(source, dict(value), f"must be at most {LABELS_MAX} labels")
+    for text in (text for pair in value.items() for text in pair):
+        if not isinstance(text, str) or not is_label(text):
+            raise _refuse(
+                source, text, f"a label must be text of 1 to {LABEL_NAME_MAX} characters, none of them among !,()"
+            )
+    return dict(value)
+
+
+def is_label(text: str) -> bool:
+    """Whether a text can be a label, or the value of one."""
+    return (
+        0 < len(text) <= LABEL_NAME_MAX and text.isprintable() and text == text.strip() and not set(text) & set("!,()")
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Read "zone=north,disk=fast".
+
+    Raises:
+        ValueError: a part has no "=".
+    """
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(equals for _, equals, _ in parts):
+        raise ValueError("a label without a value")
+    return {label.strip(): value.strip() for label, _, value in parts}
 
 
 def read_amount(source: str, value: Any) -> float:
@@ -421,6 +472,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
+    "labels": _Setting(read_labels, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
     "keep_bytes": _Setting(_size_from(0), lambda: 100 << 10),
     "peer_idle_s": _Setting(_seconds, lambda: 60.0),

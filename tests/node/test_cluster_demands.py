@@ -63,12 +63,21 @@ def two(rt, wait_until):
 def test_nodes_and_resources_are_listed(one, two, wait_until):
     wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}, "an idle cluster")
     assert fastrt.cluster_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}
-    about = {"Alive": True, "NodeID": one, "NodeName": "one", "IsHere": True}
+    about = {"Alive": True, "NodeID": one, "NodeName": "one", "IsHere": True, "Labels": {"ray.io/node-id": one}}
+    labels = {"ray.io/node-id": two}
     cpu = {"CPU": 1.0}
     there = {"CPU": 2.0, "GPU": 1.0, "seat": 3.0}
     assert fastrt.nodes() == [
         {**about, "Resources": cpu, "Available": cpu},
-        {**about, "NodeID": two, "NodeName": "two", "IsHere": False, "Resources": there, "Available": there},
+        {
+            "Alive": True,
+            "NodeID": two,
+            "NodeName": "two",
+            "IsHere": False,
+            "Resources": there,
+            "Available": there,
+            "Labels": labels,
+        },
     ]
     assert set(fastrt.get(fastrt.remote(fastrt.cluster_resources).options(num_gpus=1).remote(), timeout=30)) == {
         "CPU", "GPU", "seat"

@@ -71,7 +71,7 @@ def test_group_is_placed_as_soon_as_it_fits_whatever_happened_before(seed):
 
 
 def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
-    other = NodeRow("id-other", "other", {"CPU": ONE}, {"CPU": ONE})
+    other = NodeRow("id-other", "other", {"CPU": ONE}, {"CPU": ONE}, {})
     node = Node(other, can_grow=True)
     name = node.make(4, 1)
     orders = node.groups.decide(0.0)
@@ -86,7 +86,7 @@ def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is False, "the other node has not said that it has it"
     given = dict(given_by(there[1]))
-    node.placing.see([NodeRow("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given})])
+    node.placing.see([NodeRow("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given}, {})])
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is True
     node.placing.see([])

@@ -16,9 +16,13 @@ def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):
     return Demand(tuple(sorted((name, amount) for name, amount in parts.items() if amount)), strategy, node, soft)
 
 
-def view(name, cpu=2, free=None, **amounts):
+def view(name, cpu=2, free=None, labels=None, **amounts):
     total = {"CPU": cpu * ONE, **{key: value * ONE for key, value in amounts.items()}}
-    return NodeRow(f"id-{name}", name, total, dict(total) if free is None else free)
+    return NodeRow(f"id-{name}", name, total, dict(total) if free is None else free, labels or {})
+
+
+def selecting(**labels):
+    return demand_of({"label_selector": labels})
 
 
 class Here:
@@ -347,7 +351,7 @@ def test_policy_knows_every_change_and_leaves_no_room_unused(seed):
         elif rng.random() < 0.4:
             total = views[name].total if name in views else {"CPU": rng.randrange(5) * ONE, "gpu": ONE}
             free = {key: rng.randrange(parts // ONE + 1) * ONE for key, parts in total.items()}
-            views[name] = NodeRow(f"id-{name}", name, total, free)
+            views[name] = NodeRow(f"id-{name}", name, total, free, {})
             placing.see([views[name]], [])
         here.submit(demand(rng.choice([0, 0.5, 1]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
         placed = placing.placed()
@@ -376,7 +380,7 @@ def test_demand_travels_as_text():
 def test_node_that_is_gone_is_remembered_as_long_as_something_without_amounts_is_there():
     placing = Placing("here", {"CPU": 10_000}, True)
     placing.has_uplink = True
-    placing.see([NodeRow("there", "two", {"CPU": 10_000}, {"CPU": 10_000})])
+    placing.see([NodeRow("there", "two", {"CPU": 10_000}, {"CPU": 10_000}, {})])
     actor, demand = ActorKey(0, 7), Demand((), "", "two", True)
     placing.wait(actor, demand, 0.0)
     assert [order.what for order in placing.decide(0.0)] == ["forward"]
@@ -384,3 +388,46 @@ def test_node_that_is_gone_is_remembered_as_long_as_something_without_amounts_is
     placing.see([])
     placing.wait(actor, demand, 0.2)
     assert [order.what for order in placing.decide(0.2)] == ["admit"]
+
+
+def test_selector_chooses_among_nodes_that_match_and_have_room():
+    here = Here(view("a", labels={"zone": "north"}), view("b", cpu=1, labels={"zone": "south"}))
+    here.submit(selecting(zone="south"), 2)
+    assert here.decide() == [(1, "forward", "b")]
+    here.moved(1, ELSEWHERE)
+    assert here.decide() == []  # its only node is full
+    here.moved(1, GONE)
+    assert here.decide() == [(2, "forward", "b")]
+
+
+def test_selector_that_this_node_matches_keeps_a_task_here():
+    here = Here(view("a", labels={"zone": "south"}))
+    here.submit(selecting(zone="!south"), 3)
+    assert here.decide() == [(1, "admit", ""), (2, "admit", "")]
+
+
+def test_node_that_joins_later_is_marked_with_known_selectors():
+    here = Here(view("a"))
+    here.submit(selecting(zone="north"))
+    assert here.decide() == []
+    here.placing.see([view("b", labels={"zone": "north"})], [])
+    assert here.decide() == [(1, "forward", "b")]
+
+
+def test_selector_that_no_node_matches_is_refused_with_words_where_no_node_can_join():
+    here = Here(can_grow=False)
+    here.submit(selecting(zone="north"))
+    assert here.decide() == [(1, "refuse", "")]
+    assert here.placing.shortage(selecting(zone="north")).startswith("CPU 1 where zone=north, which no node has")
+
+
+def test_selectors_that_nothing_uses_are_forgotten():
+    here = Here(view("a", labels={"zone": "0"}))
+    for k in range(2500):
+        here.submit(selecting(zone=f"in({k}, 0)"))
+        assert here.decide() == [(k + 1, "forward", "a")]
+        here.moved(k + 1, ELSEWHERE)
+        here.moved(k + 1, GONE)
+    assert len(here.placing.views["id-a"].total) < 1100
+    here.submit(selecting(zone="0"))
+    assert here.decide() == [(2501, "forward", "a")]

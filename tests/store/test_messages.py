@@ -19,7 +19,7 @@ from fastrt.store.messages import (
     write_message,
 )
 
-A_NODE = ["n", "name", {"CPU": 10_000}, {"CPU": -1}]
+A_NODE = ["n", "name", {"CPU": 10_000}, {"CPU": -1}, {"zone": "north"}]
 GOOD = {
     "U32": 7, "U64": 2**64 - 1, "I64": -1, "str": "x\ny", "bool": True, "float": 0.5, "list[str]": ["a", "b"],
     "U32 | None": 7, "Parts": {"CPU": -1}, "NodeRow": A_NODE, "list[NodeRow]": [A_NODE, A_NODE],
@@ -62,7 +62,7 @@ def test_malformed_message_is_refused_with_its_name_and_field(kind):
 
 
 def test_rows_inside_of_a_message_are_records_of_checked_values():
-    row = NodeRow("n", "name", {"CPU": 1}, {})
+    row = NodeRow("n", "name", {"CPU": 1}, {}, {"zone": "north"})
     assert read_message(write_message(NodeList(row, [row]))).others[0].total == {"CPU": 1}
     for rows in ([[1, 2]], [[1, 2, "n", 4]], [[-1, 2, "n"]], [[2**32, 2, "n"]], [[1, True, "n"]], [{}], [None]):
         with pytest.raises(MessageError, match="'forward': field 'tasks' must be "):

@@ -41,6 +41,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 forwards all tasks to other nodes.")
 @_option("--resources", help='Other resources that tasks may request, as JSON: {"gpu": 1}.')
+@_option("--labels", help="Labels that a label_selector can ask for: zone=north,disk=fast.")
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
 @_option("--token", help="The token itself. Other users may see it: prefer --token-file or FASTRT_TOKEN.")
 @_option("--token-file", type=_file, help="A file with the cluster's token; default: the head creates one.")
@@ -127,7 +128,9 @@ def _options(given: dict[str, Any]) -> NodeOptions:
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     listen = f"{given['host']}:{given['port']}"
-    config = Config.load(**{name: given[name] for name in ("num_workers", "resources", "object_store_memory")})
+    config = Config.load(
+        **{name: given[name] for name in ("num_workers", "resources", "labels", "object_store_memory")}
+    )
     if tls is not None:
         tls.check()
     if given["token"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastrt._core.memory.clients import Client
@@ -20,6 +20,7 @@ from fastrt.node.admission import free_of
 from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
 from fastrt.store.messages import (
+    BYTES_MAX,
     ClusterNodes,
     Forward,
     HeldObject,
@@ -33,7 +34,7 @@ from fastrt.store.messages import (
 )
 
 _LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
-_ROWS_A_MESSAGE = 500  # a message to the daemon is at most 1 MiB of JSON
+_A_CHARACTER, _A_NUMBER, _A_ROW = 6, 24, 100  # bytes of JSON, at most
 
 
 class Orders:
@@ -77,12 +78,14 @@ class Orders:
 
     def report_members(self, change: Change) -> None:
         """Send the changed members of the cluster to the daemon, and those that have left."""
-        changed = [NodeRow(one.node, one.name, dict(one.total), dict(one.free)) for one in change.changed]
+        changed = [
+            NodeRow(one.node, one.name, dict(one.total), dict(one.free), dict(one.labels)) for one in change.changed
+        ]
         changed = [row for row in changed if self._rows.get(row.node) != row]
         left = [node for node in change.left if self._rows.pop(node, None) is not None]
         self._rows.update((row.node, row) for row in changed)
-        for k in range(0, max(len(changed), bool(left)), _ROWS_A_MESSAGE):
-            self._daemon.send(ClusterNodes(changed[k : k + _ROWS_A_MESSAGE], left if k == 0 else [], True, False))
+        for k, rows in enumerate(_batches(changed) if changed or left else ()):
+            self._daemon.send(ClusterNodes(rows, left if k == 0 else [], True, False))
 
     @property
     def is_looking(self) -> bool:
@@ -153,8 +156,8 @@ class Orders:
     def _on_message(self, message: Message | None) -> None:
         if message is None:  # a new daemon has started: send it everything
             rows = list(self._rows.values())
-            for k in range(0, max(len(rows), 1), _ROWS_A_MESSAGE):
-                self._daemon.send(ClusterNodes(rows[k : k + _ROWS_A_MESSAGE], [], k > 0, k == 0))
+            for k, batch in enumerate(_batches(rows)):
+                self._daemon.send(ClusterNodes(batch, [], k > 0, k == 0))
             for node, there in self._held.items():
                 self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
             for (node, objref), entry in self._kept.items():
@@ -173,3 +176,18 @@ class Orders:
             self._others[type(message)](message)
             return
         self._news()
+
+
+def _batches(rows: Sequence[NodeRow]) -> Iterator[list[NodeRow]]:
+    """Divide rows into messages that are not too long; one without rows if there are none."""
+    batch: list[NodeRow] = []
+    left = BYTES_MAX
+    for row in rows:
+        texts = [row.node, row.name, *row.total, *row.free, *row.labels, *row.labels.values()]
+        nbytes = _A_ROW + sum(_A_NUMBER + _A_CHARACTER * len(text) for text in texts)
+        if batch and nbytes > left:
+            yield batch
+            batch, left = [], BYTES_MAX
+        batch.append(row)
+        left -= nbytes
+    yield batch

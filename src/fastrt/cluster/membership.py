@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fastrt.config import LABELS_MAX, is_label
 from fastrt.net.address import is_address
 
 JOIN = "/fastrt.node.Head/Join"
@@ -41,6 +42,10 @@ def refused_report(report: Any, before: Any = None) -> str | None:
             return f"its address {report.standby[:80]!r} of a standby head is not HOST:PORT"
         if len(report.name) > _NAME_MAX or not report.name.isprintable():
             return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
+    if before is None or dict(report.labels) != dict(before.labels):
+        texts = [text for pair in report.labels.items() for text in pair]
+        if len(report.labels) > LABELS_MAX + 1 or not all(map(is_label, texts)):
+            return f"it has {len(report.labels)} labels, which are too many or have invalid characters"
     if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:
         return f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: above the limits"
     for parts_of in (report.total, report.free):

@@ -46,6 +46,7 @@ from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import LoopWaiter
+from fastrt.tasks.labels import labels_of
 
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
@@ -95,7 +96,8 @@ class Uplink:
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
         self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
-        self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
+        labels = labels_of(self._node, settings["labels"])
+        self._report = _Report(node=self._node, name=settings["name"], workers=self._workers, labels=labels)
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look

@@ -305,7 +305,15 @@ class Views:
 
 
 def _identity(report: Any) -> tuple[Any, ...]:
-    return report.address, report.native, report.standby, report.name, report.workers, report.reads_output
+    return (
+        report.address,
+        report.native,
+        report.standby,
+        report.name,
+        report.workers,
+        report.reads_output,
+        dict(report.labels),
+    )
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -497,7 +497,7 @@ class LocalEngine:
 
     def nodes(self) -> list[dict[str, Any]]:
         """This process, as the only node."""
-        about = {"NodeID": "local", "NodeName": "local", "Alive": True, "IsHere": True}
+        about = {"NodeID": "local", "NodeName": "local", "Alive": True, "IsHere": True, "Labels": {}}
         return [{**about, "Resources": dict(self._resources), "Available": dict(self._resources)}]
 
     def facts(self) -> dict[str, Any]:

@@ -34,12 +34,13 @@ from fastrt.tasks.runtime_env import Environment
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
-    "runtime_env", "scheduling", "scheduling_strategy", "_generator_backpressure_num_objects", "max_calls",
+    "label_selector", "runtime_env", "scheduling", "scheduling_strategy", "max_calls",
+    "_generator_backpressure_num_objects",
 )  # fmt: skip
 _ACTOR_OPTIONS = (
     "name", "namespace", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency",
     "concurrency_groups", "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling",
-    "scheduling_strategy",
+    "scheduling_strategy", "label_selector",
 )  # fmt: skip
 _CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects")
 _AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
@@ -300,6 +301,7 @@ class RayEngine:
                 "NodeID": node["NodeID"],
                 "NodeName": node["NodeManagerHostname"],
                 "Alive": True,
+                "Labels": dict(node.get("Labels") or {}),
                 "IsHere": node["NodeID"] == here,
                 "Resources": dict(node["Resources"]),
                 "Available": dict(free) if k == 0 else {},

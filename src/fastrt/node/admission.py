@@ -40,6 +40,7 @@ from fastrt.store.messages import (
     SearchEnded,
 )
 from fastrt.tasks.actor_handle import kill_in
+from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
 
 _NAP_S = 1.0
@@ -60,6 +61,7 @@ class Admission:
     Args:
         store: the daemon's own attachment.
         cpus, resources: the resources of this node.
+        labels: of this node.
         cluster: whether the node has an uplink, or will have one.
         runs_here: whether a client, given its slot, runs the tasks that it claims; an uplink forwards them instead.
         is_blocked: whether a worker, given its slot, sleeps in a get.
@@ -72,6 +74,7 @@ class Admission:
         store: Store,
         cpus: int,
         resources: Mapping[str, float],
+        labels: Mapping[str, str],
         cluster: bool,
         runs_here: Callable[[int], bool],
         is_blocked: Callable[[int], bool],
@@ -84,7 +87,8 @@ class Admission:
         self._start_actors = start_actors
         self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
         total = dict(parts_of({CPU: cpus, **resources}))
-        self.placing = Placing(self._client.segment.session, total, cluster)
+        session = self._client.segment.session
+        self.placing = Placing(session, total, cluster, labels_of(session, labels))
         self.groups = Groups(self.placing)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
@@ -236,13 +240,15 @@ class Admission:
     def describe(self) -> NodeList:
         """This node and the others, for people."""
         placing = self.placing
+        here = NodeRow(placing.node, placing.name, placing.total, {}, placing.labels)
         free = free_of(self._client, placing.total, *self._state())
-        return NodeList(NodeRow(placing.node, placing.name, placing.total, free), list(placing.views.values()))
+        return NodeList(here._replace(free=free), list(placing.views.values()))
 
     def _state(self) -> tuple[dict[str, int], int]:
         """Free amounts without regard to tasks without demands, and the number of admitted tasks."""
         used = self.placing.used
-        return {name: parts - used.get(name, 0) for name, parts in self.placing.total.items()}, self.placing.here()
+        total = self.placing.total
+        return {n: parts - used.get(n, 0) for n, parts in total.items() if not is_selector(n)}, self.placing.here()
 
     def refresh(self) -> None:
         """Read the records of all tasks and actors, and place those that can be placed."""
@@ -481,9 +487,10 @@ class Admission:
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)
             link.post(Forward(tasks, others))
         state = *self._state(), self.placing.is_looking
-        if (state, self.placing.total) != self._reported:
-            self._reported = state, dict(self.placing.total)
-            link.post(Resources(self.placing.total, *state))
+        total = {name: parts for name, parts in self.placing.total.items() if not is_selector(name)}
+        if (state, total) != self._reported:
+            self._reported = state, total
+            link.post(Resources(total, *state))
 
     def _listen(self) -> None:
         """Wake the daemon whenever a record has changed."""

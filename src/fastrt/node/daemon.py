@@ -135,7 +135,8 @@ class Daemon:
             self._selector, self._members, config.log_to_driver, lambda: self._admission.uplink
         )  # fmt: skip
         self._admission = Admission(
-            Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
+            Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, config.labels,
+            cluster,
             self._runs_tasks, self._is_blocked, self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None

@@ -24,9 +24,11 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.node.keys import Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import NodeRow
+from fastrt.tasks.labels import ENDLESS, is_selector, matches
 from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, given_by, group_of, in_words
 
 _PATIENCE = 256
+_SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
 _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
 _GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
 _CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
@@ -82,11 +84,12 @@ class Placing:
         node: its id.
         total: parts of its resources by name.
         can_grow: whether other nodes may join, so that an infeasible task may run later.
+        labels: of the node.
 
     Attributes:
         pending_groups: placement groups created here that are not fully reserved yet: their tasks wait.
         gone_groups: groups created here whose tasks can never run, with the reason.
-        node, name, total: as given; `name` is set once it is known.
+        node, name, total, labels: as given; `name` is set once it is known.
         used: parts in use here.
         stirred_groups: placement groups with a bundle that has moved, in order; `groups` takes them out.
         changes, growth: how often free resources have changed, and how often they may have grown.
@@ -96,10 +99,13 @@ class Placing:
         relief: parts of a CPU by which the tasks here take less than one CPU each: the node needs more workers.
     """
 
-    def __init__(self, node: str, total: Mapping[str, int], can_grow: bool) -> None:
+    def __init__(
+        self, node: str, total: Mapping[str, int], can_grow: bool, labels: Mapping[str, str] | None = None
+    ) -> None:
         self.node = node
         self.name = ""
         self.total = dict(total)
+        self.labels = dict(labels or {})
         self.used = dict.fromkeys(total, 0)
         self.relief = 0
         self.can_grow = can_grow
@@ -117,6 +123,8 @@ class Placing:
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
+        self._selectors: dict[str, None] = {}  # resources that stand for selectors, of all demands seen here
+        self._selectors_most = _SELECTORS_MOST
         self._spread_here = 0  # tasks and actors with the strategy "spread" that are here
 
     @property
@@ -128,6 +136,7 @@ class Placing:
 
     def wait(self, key: Key, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
         """Take a task that waits to be admitted, new or returned; `named` are the objects that its arguments name."""
+        self._learn(demand)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(key, demand, since=now, priority=priority)
@@ -176,6 +185,7 @@ class Placing:
     def found(self, key: Key, demand: Demand) -> None:
         """Take a task that an earlier daemon has admitted here."""
         if key not in self._entries:
+            self._learn(demand)
             self._entries[key] = entry = _Entry(key, demand)
             self._enter(entry, HERE)
             self.open(key)
@@ -219,6 +229,10 @@ class Placing:
             views: those of all other nodes, or of those whose reports have changed.
             left: nodes that have left; the others are as before. None: there are only those in `views`.
         """
+        views = list(views)
+        for view in views:
+            _mark(view.total, view.labels, self._selectors)
+            _mark(view.free, view.labels, self._selectors)
         self._others.see(views, left)
         self.changes += 1
         self.growth += 1
@@ -394,6 +408,36 @@ class Placing:
         line.warned = True
         return [Order(waiting[0].key, "warn", demand)]
 
+    # ---- labels ----
+
+    def _learn(self, demand: Demand) -> None:
+        """Give the resources that stand for the selectors of a demand to the nodes that match them."""
+        new = [name for name, _ in demand.amounts if is_selector(name) and name not in self._selectors]
+        if not new:
+            return
+        if len(self._selectors) >= self._selectors_most:
+            self._forget_selectors()
+        self._selectors.update(dict.fromkeys(new))
+        _mark(self.total, self.labels, new)
+        changed = [view for view in self.views.values() if any(matches(name, view.labels) for name in new)]
+        for view in changed:
+            _mark(view.total, view.labels, new)
+            _mark(view.free, view.labels, new)
+        self._others.see(changed, [])
+
+    def _forget_selectors(self) -> None:
+        """Forget the selectors that no known task, actor or bundle has."""
+        used = {name for entry in self._entries.values() for name, _ in entry.demand.amounts if is_selector(name)}
+        for name in [name for name in self._selectors if name not in used]:
+            del self._selectors[name]
+            self.total.pop(name, None)
+            self.used.pop(name, None)
+            for view in self.views.values():
+                view.total.pop(name, None)
+                view.free.pop(name, None)
+        self._others.see(list(self.views.values()), [])
+        self._selectors_most = max(_SELECTORS_MOST, 2 * len(self._selectors))
+
     # ---- keeping count ----
 
     def _send(self, entry: _Entry, node: str, now: float) -> Order:
@@ -473,6 +517,13 @@ class Placing:
                 self.used[name] = self.used.get(name, 0) + sign * parts
         if entry.place == HERE:
             self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
+
+
+def _mark(amounts: dict[str, int], labels: Mapping[str, str], selectors: Iterable[str]) -> None:
+    """Add the resources of selectors to the amounts of a node whose labels match them."""
+    for name in selectors:
+        if matches(name, labels):
+            amounts[name] = ENDLESS
 
 
 def _plain(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -134,6 +134,7 @@ def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
 
 def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
     """Use the node of a cluster that runs on this machine."""
+    about |= {"labels": settings.get("labels")}
     if any(value is not None for value in about.values()):
         raise ConfigError(f"{', '.join(about)} are the node's: give them to `fastrt start`")
     config = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY, **settings)

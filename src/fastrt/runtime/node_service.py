@@ -190,6 +190,7 @@ class Node:
         }
         if name == "uplink":
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
+            settings |= {"labels": dict(options.config.labels)}
             # The first uplink waits for the head. A restarted one does not, or it would block a restart of the head.
             settings |= {"lineage_bytes": options.config.lineage_bytes, "keep_bytes": options.config.keep_bytes}
             settings |= {"peer_idle_s": options.config.peer_idle_s}

@@ -10,6 +10,7 @@ from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join
 from fastrt.store.messages import ListNodes, NodeList, NodeRow
+from fastrt.tasks.labels import is_selector
 from fastrt.tasks.resources import INSIDE
 
 
@@ -18,7 +19,7 @@ def nodes() -> list[dict[str, Any]]:
 
     Returns:
         A dict for each: NodeID (for `scheduling=`), NodeName, Alive (True: a node that is lost is not listed),
-        Resources and Available (amounts by name), IsHere. Amounts available on other nodes are a moment old.
+        Resources and Available (amounts by name), Labels, IsHere. Amounts available on other nodes are a moment old.
     Raises:
         AttachError: the daemon does not answer.
     Source:
@@ -61,14 +62,14 @@ def available_resources() -> dict[str, float]:
 
 
 def _about(row: NodeRow, is_here: bool) -> dict[str, Any]:
-    node, name, total, free = row
-    # Without the amounts of placement groups, which are part of the node's.
+    node, name, total, free, labels = row
+    # Without the amounts of placement groups, which are part of the node's, and without the marks of selectors.
     amounts = [
-        {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key}
+        {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key and not is_selector(key)}
         for parts_of in (total, free)
     ]
     about = {"NodeID": node, "NodeName": name, "Alive": True, "IsHere": is_here}
-    return {**about, "Resources": amounts[0], "Available": amounts[1]}
+    return {**about, "Resources": amounts[0], "Available": amounts[1], "Labels": dict(labels)}
 
 
 def _sum(which: str) -> dict[str, float]:

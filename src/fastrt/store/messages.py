@@ -190,12 +190,13 @@ class Unread(Message):
 
 
 class NodeRow(NamedTuple):
-    """One node: its id, its name for people, and parts of its resources by name."""
+    """One node: its id, its name for people, parts of its resources by name, and its labels."""
 
     node: str
     name: str
     total: Parts
     free: Parts
+    labels: dict[str, str]
 
 
 class ListNodes(Message):

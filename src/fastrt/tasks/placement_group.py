@@ -28,8 +28,9 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import functions, runtime_env
 from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
+from fastrt.tasks.labels import is_selector
 from fastrt.tasks.options import RETRIES_FOREVER
-from fastrt.tasks.resources import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
+from fastrt.tasks.resources import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, selecting, within
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # after which every node of the cluster is known
@@ -138,7 +139,11 @@ class PlacementGroupSchedulingStrategy:
 
 
 def placement_group(
-    bundles: Sequence[Mapping[str, float]], strategy: str = "PACK", name: str = "", lifetime: str | None = None
+    bundles: Sequence[Mapping[str, float]],
+    strategy: str = "PACK",
+    name: str = "",
+    lifetime: str | None = None,
+    bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
 ) -> PlacementGroup:
     """Reserve resources together. Returns at once; `.ready()` and `.wait()` report when they are reserved.
 
@@ -148,14 +153,20 @@ def placement_group(
             each on another node, or not at all.
         name: for `get_placement_group`, on every node.
         lifetime: "detached": to the end of the session; else it ends with the process that makes it.
+        bundle_label_selector: for each bundle, which labels its node must have, as `label_selector=` of a task.
     Raises:
-        ValueError, TypeError: a bundle or the strategy is invalid.
+        ValueError, TypeError: a bundle, a selector or the strategy is invalid.
         NameTakenError: another group has the name.
         ObjectStoreFullError: there is no room for the records.
     Source:
         The semantics of `ray.util.placement_group`.
     """
     amounts = [_amounts(bundle) for bundle in _checked(bundles)]
+    if bundle_label_selector is not None:
+        if not isinstance(bundle_label_selector, (list, tuple)) or len(bundle_label_selector) != len(bundles):
+            raise ValueError(f"bundle_label_selector must have a selector for each of the {len(bundles)} bundles")
+        selectors = [selecting("bundle_label_selector", one) for one in bundle_label_selector]
+        amounts = [tuple(sorted(one + selector)) for one, selector in zip(amounts, selectors, strict=True)]
     if strategy not in _STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}; it must be one of {', '.join(_STRATEGIES)}")
     if lifetime not in (None, "detached"):
@@ -330,7 +341,8 @@ def _nodes(store: Store) -> messages.NodeList:
 
 def _row(row: messages.GroupRow) -> dict[str, Any]:
     bundles = {
-        int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts.items()} for k, amounts in row.bundles.items()
+        int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts.items() if not is_selector(name)}
+        for k, amounts in row.bundles.items()
     }
     nodes = {int(k): node for k, node in row.nodes.items()}
     about = {"placement_group_id": row.group, "strategy": row.strategy, "state": row.state}

@@ -17,6 +17,7 @@ from fastrt.errors import ConfigError
 from fastrt.foreign_text import read_json
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks import labels
 
 CPU = "CPU"
 GPU = "GPU"
@@ -24,7 +25,8 @@ SPREAD = "spread"
 PACK = "pack"
 INSIDE = "@"  # in names of resources that a placement group has, before the group's
 _PLACES = ("scheduling", "scheduling_strategy")
-OPTIONS = ("num_cpus", "num_gpus", "resources", *_PLACES)
+_SELECTOR = "label_selector"
+OPTIONS = ("num_cpus", "num_gpus", "resources", *_PLACES, _SELECTOR)
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 _A_BUNDLE = "bundle"  # every task of a group takes some of it, also if it takes nothing else
@@ -127,11 +129,23 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
     value = given.get(name, "default")
+    selectors = selecting(_SELECTOR, given.get(_SELECTOR))
     if group_strategy(given) is not None:
         inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
-        return Demand(inside)
-    demand = Demand(parts_of(amounts), *_strategy(name, value))
+        return Demand(tuple(sorted(inside + selectors)))
+    demand = Demand(tuple(sorted(parts_of(amounts) + selectors)), *_strategy(name, value))
     return None if demand == Demand(ONE_CPU) else demand
+
+
+def selecting(option: str, selector: Any) -> Amounts:
+    """Return what a selector adds to the amounts of a demand; nothing for None, and for one that names no label.
+
+    Raises:
+        TypeError, ValueError: it is no selector, see `labels.resource_of`.
+    """
+    if selector is None or selector == {}:
+        return ()
+    return ((labels.resource_of(option, selector), 1),)
 
 
 def group_strategy(options: Mapping[str, Any]) -> Any:
@@ -212,7 +226,8 @@ def given_by(demand: Demand) -> Amounts:
     if not demand.bundle:
         return ()
     group, index, *_ = demand.bundle.split("/")
-    whole = [*demand.amounts, (_A_BUNDLE, _BUNDLE_USES * _BUNDLE_USE)]
+    plain = [amount for amount in demand.amounts if not labels.is_selector(amount[0])]
+    whole = [*plain, (_A_BUNDLE, _BUNDLE_USES * _BUNDLE_USE)]
     names = (f"{INSIDE}{group}", f"{INSIDE}{group}/{index}")
     return tuple((name + where, parts) for name, parts in whole for where in names)
 
@@ -227,6 +242,8 @@ def by_name(amounts: Amounts) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, parts in amounts:
         plain, inside, group = name.partition(INSIDE)
+        if labels.is_selector(name):
+            continue
         if "/" not in group and not (inside and plain == _A_BUNDLE):  # a bundle's are its group's, too
             found[plain] = parts / RESOURCE_PARTS
     return found
@@ -239,8 +256,10 @@ def cpus_of(demand: Demand) -> float:
 
 def in_words(amounts: Mapping[str, int]) -> str:
     """Return amounts as text for messages: "CPU 2, gpu 0.5"."""
-    shown = ((name, parts / RESOURCE_PARTS) for name, parts in sorted(amounts.items()) if INSIDE not in name)
-    return ", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing"
+    plain = [(name, parts) for name, parts in sorted(amounts.items()) if not labels.is_selector(name)]
+    shown = ", ".join(f"{name} {parts / RESOURCE_PARTS:g}" for name, parts in plain if INSIDE not in name) or "nothing"
+    selectors = [labels.in_words(name) for name in amounts if labels.is_selector(name)]
+    return shown + (f" where {'; '.join(selectors)}" if selectors else "")
 
 
 def _strategy(option: str, value: Any) -> tuple[str, str, bool]:

@@ -10,7 +10,7 @@ parameters from a protocol's property, because mypy solves `Concatenate` for cal
 # mypy: disable-error-code="overload-overlap"
 # The first overload that fits counts: a function that returns an iterator fits the last one, too.
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, Literal, Protocol, TypedDict, overload
 
 from typing_extensions import ParamSpec, TypeVar
@@ -231,6 +231,7 @@ class OnlyAny:
 class _Processes(TypedDict, total=False):
     num_cpus: float | None
     num_gpus: float | None
+    label_selector: Mapping[str, str] | None
     resources: dict[str, float] | None
     scheduling: str | None
     scheduling_strategy: str | NodeAffinity | PlacementGroupSchedulingStrategy | None
