@@ -1,0 +1,7 @@
+"""Diagrams of the pages."""
+
+from sphinx.application import Sphinx
+
+
+def setup(app: Sphinx) -> None:
+    return None
