@@ -23,6 +23,7 @@ WIDTHS = {1280: 900, 390: 844}  # a laptop and a telephone
 def load(name):
     spec = importlib.util.spec_from_file_location(f"site_{name}", SITE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -127,6 +128,45 @@ def test_errors_have_their_public_names(reference):
         assert getattr(importlib.import_module(module), attribute) is kind
     page = reference.errors_page()
     assert all(f".. autoexception:: {name}\n" in page for name in names.values())
+
+
+def diagrams_of(page):
+    return re.findall(r"^```mermaid\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", ["concepts.md", "architecture.md"])
+def test_flowchart_is_drawn_with_all_its_words_and_without_overlaps(page):
+    diagrams = load("diagrams")
+    (text,) = diagrams_of(page)
+    drawn = diagrams.as_html(text)
+    labels = re.findall(r"\(\[(.*?)\]\)|\|\"?(.*?)\"?\||\[\"(.*?)\"\]", text)
+    words = [word for found in labels for label in found for word in re.split("<br/>", label) if word]
+    assert len(words) > 8
+    assert [word for word in words if f">{word}</text>" not in drawn] == []
+    boxes = [tuple(map(float, box)) for box in re.findall(
+        r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" rx="[\d.]+" class="(?:box|store)"', drawn
+    )]  # fmt: skip
+    assert len(boxes) == len(diagrams.parse_flowchart(text)[0])
+    for i, (ax, ay, aw, ah) in enumerate(boxes):
+        for bx, by, bw, bh in boxes[:i]:
+            assert ax + aw < bx or bx + bw < ax or ay + ah < by or by + bh < ay
+    wide = float(re.search(r'viewBox="0 0 (\d+)', drawn)[1])
+    assert all(x >= 0 and x + width <= wide for x, _, width, _ in boxes)
+
+
+def test_state_diagram_becomes_a_table_of_its_moves():
+    diagrams = load("diagrams")
+    texts = diagrams_of("state_machines.md")
+    assert len(texts) == 8
+    for text in texts:
+        moves = [line for line in text.splitlines() if "-->" in line and "[*]" not in line]
+        table = diagrams.as_html(text)
+        assert table.count("<tr>") == len(moves) + 1
+        assert table.count("(first)") == 1
+    assert "<tr><td></td><td>fail</td><td><code>ERROR</code></td></tr>" in diagrams.as_html(texts[0])
+    for wrong in ("pie title x", "flowchart LR\n    a -- b c", "stateDiagram-v2\n    A -> B"):
+        with pytest.raises(diagrams.DiagramError):
+            diagrams.as_html(wrong)
 
 
 @pytest.fixture(scope="module")

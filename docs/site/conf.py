@@ -10,12 +10,14 @@ from docutils.parsers.rst.states import Inliner
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.transforms import SphinxTransform
 
 import fastrt
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import diagrams  # noqa: E402 (found by the line above)
 from reference import MODULES, public_names  # noqa: E402 (found by the line above)
 
 project = "fastrt"
@@ -23,7 +25,7 @@ author = copyright = "fastrt developers"
 version = release = fastrt.__version__
 root_doc = "index"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "diagrams"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 suppress_warnings = ["misc.highlighting_failure"]  # programs of other languages and made-up output
@@ -58,6 +60,18 @@ NAMES = public_names()
 SHORT = {name.rpartition(".")[2] for name in NAMES}
 TYPE = re.compile(r"(?<![\w.~'\"])[A-Z]\w*\b(?!\()")
 PAGE = re.compile(r"`?\bdocs/(\w+)\.md`?")
+
+
+class Diagrams(SphinxTransform):
+    """Replaces Mermaid's code blocks by what `diagrams` makes of them."""
+
+    default_priority = 200
+
+    def apply(self) -> None:
+        """Replace those of one page."""
+        for block in list(self.document.findall(nodes.literal_block)):
+            if block.get("language") == "mermaid":
+                block.replace_self(nodes.raw("", diagrams.as_html(block.astext()), format="html"))
 
 
 def code_or_name(
@@ -109,6 +123,7 @@ def drop_overloads(app: Sphinx) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.add_transform(Diagrams)
     app.add_role("code-or-name", code_or_name)
     app.connect("autodoc-process-docstring", mend_docstring, priority=100)  # before napoleon's
     app.connect("autodoc-process-signature", name_types)
