@@ -1,5 +1,6 @@
 """Sphinx's settings for the site. `build.py` writes the pages that they apply to, and starts Sphinx."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ html_theme_options = {"top_of_page_buttons": [], "navigation_with_keys": True}
 NAMES = public_names()
 SHORT = {name.rpartition(".")[2] for name in NAMES}
 TYPE = re.compile(r"(?<![\w.~'\"])[A-Z]\w*\b(?!\()")
+CONSTANT = re.compile(r"(?<== )_[A-Z_]+\b")  # a default with a name of its own
 PAGE = re.compile(r"`?\bdocs/(\w+)\.md`?")
 
 
@@ -96,18 +98,29 @@ def name_types(
     """
     module = max((m for m in MODULES if name.startswith(f"{m}.")), key=len, default="fastrt")
 
+    if what == "class" and re.search(r"\b[Mm]ade by `", getattr(obj, "__doc__", None) or ""):
+        return "", None  # programs do not call it
+
     def full(match: re.Match[str]) -> str:
         if f"{module}.{match[0]}" in NAMES:
             return f"~{module}.{match[0]}"
         return NAMES.get(match[0], f"~{module}.{match[0]}") if match[0] in SHORT else match[0]
 
+    defaults = getattr(inspect.unwrap(obj), "__globals__", {}) if callable(obj) else {}
+    if inspect.isclass(obj):
+        defaults = getattr(obj.__init__, "__globals__", {})
+    if signature:
+        signature = CONSTANT.sub(lambda match: repr(defaults.get(match[0], match[0])), signature)
     return tuple(text and TYPE.sub(full, text) for text in (signature, returned))
 
 
 def mend_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Make links of the pages that a docstring names; leave out what abstract methods raise."""
+    """Make links of the pages that a docstring names; leave out what abstract methods raise.
+
+    A colon before the description of a result keeps napoleon from taking its first words for a type.
+    """
     text = re.sub(r"(?m)^Raises:\n +NotImplementedError: always, in this base class\.\n?", "", "\n".join(lines))
-    lines[:] = text.split("\n")
+    lines[:] = re.sub(r"(?m)^(Returns:\n +)", r"\1: ", text).split("\n")
     for i, line in enumerate(lines):
         lines[i] = PAGE.sub(r":doc:`/\1`", line)
 

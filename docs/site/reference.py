@@ -4,6 +4,7 @@ Nothing here repeats a fact of the code. A public name without a place in `GROUP
 ends the build.
 """
 
+import enum
 import importlib
 import inspect
 import os
@@ -60,7 +61,21 @@ NAMES = {
     "fastrt.testing": ["Failpoints"],
 }
 # Methods that only fastrt's own modules call.
-INTERNAL = {"Group.perform", "Group.later"}
+INTERNAL = {
+    "AsyncAgent.fail",
+    "AsyncAgent.register",
+    "Executor.batch_ended",
+    "Executor.drop_queued",
+    "Executor.finished",
+    "Executor.raised",
+    "Executor.wait_idle",
+    "Group.later",
+    "Group.perform",
+    "ObjectRefGenerator.waited_for",
+    "PlacementGroup.inside",
+}
+CALLED_BY_OTHERS = {"FastrtBackend"}  # joblib's backend: programs name it only
+INTERNAL_NAMES = {"forget", "to_json"}
 # Comment, name, and for request and reply whether it is a stream, and its type.
 _CALL = re.compile(
     r"((?:^\s*//.*\n)*)^\s*rpc (\w+)\s*\(\s*(stream )?([\w.]+)\s*\)\s*returns\s*\(\s*(stream )?([\w.]+)", re.M
@@ -307,10 +322,15 @@ def _entry(module: str, name: str, thing: Any, seen: dict[int, str]) -> list[str
     full = f"{module}.{name}"
     if isinstance(thing, ModuleType):
         return []
+    home = getattr(thing, "__module__", module)
+    if home.split(".")[0] != "fastrt":
+        return [f"``{full}`` is ``{home.removeprefix('_')}.{thing.__name__}`` of the standard library.", ""]
     if seen.setdefault(id(thing), full) != full:
         return [f"``{full}`` is :py:obj:`{seen[id(thing)]}`.", ""]
     if not inspect.isclass(thing):
         return [f".. {'autofunction' if callable(thing) else 'autodata'}:: {full}", ""]
+    if issubclass(thing, enum.Enum):
+        return [f".. autoclass:: {full}", "   :members:", "   :undoc-members:", ""]
     members = _members(thing)
     option = f":members: {', '.join(members)}" if members else ":no-members:"
     return [f".. autoclass:: {full}", f"   {option}", ""]
@@ -319,12 +339,14 @@ def _entry(module: str, name: str, thing: Any, seen: dict[int, str]) -> list[str
 def _members(kind: type) -> list[str]:
     """Public methods and properties with a docstring, also those of fastrt's own bases."""
     found: dict[str, None] = {}
+    if kind.__name__ in CALLED_BY_OTHERS:
+        return []
     for base in kind.__mro__:
         if base.__module__.split(".")[0] == "fastrt":
             for name, member in vars(base).items():
                 plain = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
                 documented = callable(plain) or isinstance(plain, property)
-                hidden = name.startswith("_") or f"{kind.__name__}.{name}" in INTERNAL
+                hidden = name.startswith("_") or name in INTERNAL_NAMES or f"{kind.__name__}.{name}" in INTERNAL
                 if documented and not hidden and getattr(plain, "__doc__", None):
                     found[name] = None
     return list(found)
