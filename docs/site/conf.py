@@ -111,7 +111,7 @@ def name_types(
         defaults = getattr(obj.__init__, "__globals__", {})
     if signature:
         signature = CONSTANT.sub(lambda match: repr(defaults.get(match[0], match[0])), signature)
-    return tuple(text and TYPE.sub(full, text) for text in (signature, returned))
+    return signature and TYPE.sub(full, signature), returned and TYPE.sub(full, returned)
 
 
 def mend_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

@@ -257,7 +257,9 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
         yield context.command_path, command, context
         if isinstance(command, click.Group):
             for child in command.list_commands(context):
-                yield from walk(child, command.get_command(context, child), context)
+                found = command.get_command(context, child)
+                assert found is not None
+                yield from walk(child, found, context)
 
     return walk("fastrt", command_group, None)
 
