@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check asan bench soak chaos wheels clean
+.PHONY: help demo test check docs asan bench soak chaos wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -26,7 +26,8 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
-	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
+	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn
+	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/support/jax_envs.py
@@ -37,6 +38,9 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+docs: .venv/.docs ## build the site in build/site/html and check its links (Sphinx)
+	$(BIN)/python docs/site/build.py
 
 asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
 	$(BIN)/python tests/crash/sanitizers.py address
@@ -71,3 +75,8 @@ clean: ## remove everything that was built, .venv too
 .venv/.tools: $(SOURCES) | .venv/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet '.[test]'
 	touch .venv/.installed $@
+
+# fastrt itself is installed already: pip adds the packages of the extra only.
+.venv/.docs: .venv/.tools
+	$(BIN)/python -m pip install --quiet 'fastrt[docs]'
+	touch $@

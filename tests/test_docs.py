@@ -17,10 +17,14 @@ PAGES = [
     "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
-    "docs/placement.md", "docs/doctor.md", "docs/data.md",
+    "docs/placement.md", "docs/doctor.md", "docs/data.md", "docs/what_for.md", "docs/why_slow.md", "docs/jax.md",
+    "docs/from_dask.md", "docs/from_multiprocessing.md",
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
+# Programs with these imports run in `make check`, which installs the libraries; JAX has an environment of its own.
+LIBRARIES = {"dask": r"^import fastrt\.dask", "joblib": r"^import fastrt\.joblib", "jax": r"^import jax"}
+JAX_PYTHON = ROOT / ".cache/jax/0.10.2/bin/python"
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
@@ -47,7 +51,12 @@ def blocks(language):
     fence = rf"^```{language}\n(.*?)^```"
     for page in PAGES:
         for number, block in enumerate(re.findall(fence, (ROOT / page).read_text(), re.M | re.S)):
-            yield pytest.param(block, id=f"{page}-{number}")
+            marks = [pytest.mark.long] if language == "python" and libraries_of(block) else []
+            yield pytest.param(block, id=f"{page}-{number}", marks=marks)
+
+
+def libraries_of(program):
+    return [name for name, line in LIBRARIES.items() if re.search(line, program, re.M)]
 
 
 def commands():
@@ -84,7 +93,12 @@ def cluster(monkeypatch, tmp_path_factory):
 
 
 @pytest.mark.parametrize("program", list(blocks("python")))
-def test_program_of_the_pages_runs(program, tmp_path, cluster):
+def test_program_of_the_pages_runs(program, tmp_path, cluster, monkeypatch):
+    for library in libraries_of(program):
+        if library == "jax" and JAX_PYTHON.exists():
+            monkeypatch.setenv("JAX_PYTHON", str(JAX_PYTHON))
+        else:
+            pytest.importorskip(library, reason=f"{library} is not installed: `make check` installs it")
     if NEEDS_A_CLUSTER in program:
         cluster()
     path = tmp_path / "example.py"
@@ -131,7 +145,7 @@ def test_other_pages_have_tests_that_run_them():
 def test_make_alone_lists_every_target():
     listed = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
     targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    assert len(targets) <= 10  # as many as one sees at a glance; `soak` came last, others would have to make room
+    assert len(targets) <= 11  # as many as one sees at a glance; `docs` came last, others would have to make room
     assert re.findall(r"make (\w+) ", listed) == targets
 
 

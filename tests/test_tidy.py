@@ -45,7 +45,7 @@ STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt.transitions"
 
 @functools.cache
 def tree() -> Files:
-    folders = ("src", "tests", "bench", "examples", ".ci")
+    folders = ("src", "tests", "bench", "examples", "docs", ".ci")
     paths = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h")]
     paths += [ROOT / "setup.py", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(paths)}

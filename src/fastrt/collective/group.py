@@ -149,7 +149,7 @@ class Group:
 
         Args:
             array: of the same type and size on all ranks.
-            out: an array for the result; default: a new one of shape (world_size, *array.shape).
+            out: an array for the result; default: a new one of shape `(world_size, *array.shape)`.
             timeout: seconds.
             async_op: return a handle at once.
         Returns:

@@ -9,6 +9,8 @@ from fastrt.net import background
 class Handle(background.Handle):
     """A collective operation that runs in the background. `wait` for it, poll `done`, or `await` it.
 
+    Made by `async_op=True` of an operation.
+
     Waiting raises the operation's error, and `CollectiveTimeout` at the end of the wait's own timeout. Do not use its
     arrays before it is done.
     """

@@ -138,7 +138,7 @@ class MemberGroup:
         """Collect the arrays of all members on every member.
 
         Returns:
-            A new array of shape (world_size, *array.shape).
+            A new array of shape `(world_size, *array.shape)`.
         Raises:
             CollectiveTimeout, CollectiveMismatch, PeerDied: see `all_reduce`.
             ValueError: the array cannot be used.

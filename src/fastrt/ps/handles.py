@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 class Handle(background.Handle):
     """A push or pull that runs in the background. `wait` for it, poll `done`, or `await` it.
 
+    Made by `async_op=True` of a push or pull.
+
     Waiting raises the operation's error, and `TableTimeoutError` at the end of the wait's own timeout. Do not use its
     arrays before it is done.
     """

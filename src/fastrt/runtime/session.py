@@ -33,7 +33,7 @@ _COMEBACK_S, _COMEBACK_STEP_S = 10.0, 0.05
 
 
 class Runtime:
-    """A running session, which `init` returns. A `with` statement shuts it down at its end.
+    """A running session. Made by `fastrt.init`. A `with` statement shuts it down at its end.
 
     Attributes:
         session: 32 hex digits that name the session.

@@ -24,11 +24,12 @@ _NAP_S = 0.05
 class ObjectRefGenerator(Waitable, Generic[T]):
     """References to the items that a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
 
+    Made by `.remote(...)` of a generator function or method.
+
     `next` and `async for` wait for the next item; the task runs meanwhile. If the task raises an exception, the last
     reference holds it, and its `get` raises it. Handles can be passed to tasks and actors and put into values; several
     readers share the items, and each item goes to one of them. When the last handle is gone, unread items are freed
     and the generator is closed at its next `yield`, unless a reference from `completed()` is still alive.
-    `.remote(...)` of a generator function or method returns it.
 
     Source:
         The semantics of `ray.ObjectRefGenerator`.

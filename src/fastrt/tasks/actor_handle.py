@@ -423,14 +423,14 @@ def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """Return a handle of the actor that was made with that name.
+    """Return a handle of a named actor.
 
     Args:
         name: as given to `.options(name=...)`.
-        namespace: where it was made with that name; default: the one that this code is in.
+        namespace: the namespace of the name; default: that of this code.
     Raises:
-        ActorNotFoundError: no actor of that name lives there.
-        TypeError, ValueError: no actor can be called so.
+        ActorNotFoundError: the namespace has no live actor of that name.
+        TypeError, ValueError: the name or the namespace is not valid.
     Source:
         The semantics of `ray.get_actor`.
     """
@@ -480,7 +480,7 @@ def _ask_cluster(store: Store, name: str) -> messages.ActorFound:
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
-    """Return the names of all actors of this cluster that have one and live, in the order of the alphabet.
+    """Return the names of all live actors of this cluster that have one, sorted.
 
     Args:
         all_namespaces: whether to list the names of all namespaces; each is then {"name": ..., "namespace": ...}.

@@ -18,7 +18,9 @@ from fastrt.tasks.resources import ONE_CPU, Demand, by_name
 
 @dataclass(frozen=True)
 class RuntimeContext:
-    """The session, process, task and actor of the code that asked for it. Its methods are those of Ray's context.
+    """The session, process, task and actor of the code that asked for it. Made by `runtime_context`.
+
+    Its methods are those of Ray's context.
 
     Attributes:
         job_id: of the driver that the task runs for.

@@ -39,7 +39,9 @@ class ActorPool:
             self.push(actor)
 
     def map(self, fn: Submit, values: Iterable[Any]) -> Iterator[Any]:
-        """Submit all values; return an iterator of the results in their order. Results of earlier `submit`s are lost.
+        """Submit all values; return an iterator of the results in their order.
+
+        Results of earlier calls of `submit` are lost.
 
         Args:
             fn: like `lambda actor, value: actor.method.remote(value)`.
