@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-_NAMES = {  # what is imported -> what pip installs
+_NAMES = {  # name of the import -> name for pip
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",

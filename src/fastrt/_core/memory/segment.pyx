@@ -16,20 +16,16 @@ import re
 import stat
 import zlib
 
-try:
-    import posix_ipc
-except ImportError:  # it has no wheels for this Python: see _open_shm
-    posix_ipc = None
-
 from fastrt.errors import AttachError, ObjectStoreFullError
 
-from libc.errno cimport EINTR, ENOENT, errno
+from libc.errno cimport EINTR
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.shm cimport open_shm, unlink_shm
 from fastrt._core.memory.trace cimport frt_trace_ticks
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -38,8 +34,6 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
     void *MAP_FAILED
-    int shm_open(const char *, int, unsigned int)
-    int shm_unlink(const char *)
 
 cdef extern from "<unistd.h>" nogil:
     int unlink(const char *)
@@ -48,7 +42,6 @@ cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
 
 cdef extern from "<fcntl.h>" nogil:
-    int O_RDWR, O_CREAT, O_EXCL
     int posix_fallocate(int, long, long)
     int fallocate(int, int, long, long)
     int FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
@@ -375,7 +368,7 @@ cdef class Segment:
         sb.static_crc = zlib.crc32((<char *>&sb)[:FRT_STATIC_BYTES])
         cdef Segment self = Segment.__new__(Segment)
         self.name = f"{NAME_PREFIX}{sb.session[0]:016x}{sb.session[1]:016x}"
-        cdef int fd = _open_shm(self.name, sb.total_bytes)
+        cdef int fd = open_shm(self.name, sb.total_bytes)
         try:
             self._map(fd, &sb)
             self._initialise(&sb, trace)
@@ -432,7 +425,7 @@ cdef class Segment:
         if not re.fullmatch(NAME_PREFIX + "[0-9a-f]{32}", name):
             raise AttachError(f"{name!r} is not the name of a fastrt segment")
         try:
-            self.fd = _open_shm(name)
+            self.fd = open_shm(name)
         except FileNotFoundError:
             raise AttachError(f"{name} does not exist: its session has ended") from None
         except OSError as e:
@@ -477,7 +470,7 @@ cdef class Segment:
 
     def unlink(self):
         """Remove the name; the memory is freed with the last mapping. Removing it twice is harmless."""
-        _unlink_shm(self.name)
+        unlink_shm(self.name)
 
     def poison(self, why, *, closed=False):
         """Mark the segment unusable: every later call of every client raises `ArenaCorrupt` with `why`.
@@ -510,49 +503,6 @@ cdef class Segment:
         return self.superblock().daemon_pid, self.superblock().daemon_start
 
 
-cdef int _open_shm(str name, uint64_t create_bytes=0) except -1:
-    """Open a shared-memory object: an existing one, or a new one of `create_bytes`, with mode 0600.
-
-    posix_ipc does it where it is installed, `shm_open` elsewhere; what they make is the same.
-
-    Raises:
-        OSError: FileNotFoundError, FileExistsError or what else the kernel says.
-    """
-    cdef int fd, code
-    cdef bytes path = os.fsencode(name)
-    if posix_ipc is not None:
-        try:
-            if create_bytes:
-                return posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=create_bytes).fd
-            return posix_ipc.SharedMemory(name).fd
-        except posix_ipc.ExistentialError as e:
-            raise (FileExistsError if create_bytes else FileNotFoundError)(str(e)) from None
-        except (posix_ipc.Error, ValueError) as e:
-            raise OSError(str(e)) from None
-    fd = shm_open(path, O_RDWR | (O_CREAT | O_EXCL if create_bytes else 0), 0o600)
-    if fd < 0:
-        code = errno
-        raise OSError(code, os.strerror(code), name)
-    if create_bytes:
-        try:
-            os.ftruncate(fd, create_bytes)
-        except BaseException:
-            os.close(fd)
-            shm_unlink(path)
-            raise
-    return fd
-
-
-cdef bint _unlink_shm(str name) except -1:
-    """Remove the name; say whether it was there."""
-    if shm_unlink(os.fsencode(name)) == 0:
-        return True
-    cdef int code = errno
-    if code != ENOENT:
-        raise OSError(code, os.strerror(code), name)
-    return False
-
-
 def _shm_advice(asked):
     free = os.statvfs("/dev/shm")
     return (f"/dev/shm has {free.f_bavail * free.f_frsize} bytes free; the store's tables need {asked} more bytes: "
@@ -582,7 +532,7 @@ def sweep():
     """Unlink the segments that `leftovers` names; return the names removed."""
     removed = []
     for name in leftovers():
-        if _unlink_shm(name):
+        if unlink_shm(name):
             removed.append(name)
     return removed
 
@@ -603,7 +553,7 @@ cdef bint _is_mapped(name) except -1:
 cdef bint _in_use(name) except -1:
     cdef int fd
     try:
-        fd = _open_shm(name)
+        fd = open_shm(name)
     except OSError:
         return True
     cdef frt_superblock sb

@@ -53,8 +53,8 @@ _CROWDED_TLS_S = 0.2
 _ENDED_AT_ONCE = 8
 # Memory is returned to the system once no connection was ended for so long: that blocks every thread that allocates.
 _CALM_ENOUGH_S = 2.0
-# While connections are ended without a pause it is returned at most this often, and so rarely that it takes at most this
-# part of the time: among 200 MiB in many pieces it takes 0.4 s, in which calls wait and the core's queue may fill.
+# While connections are ended without a pause it is returned at most this often, and may take this part of the time:
+# among 200 MiB in many pieces it takes 0.4 s, in which calls wait and the core's queue may fill.
 _TRIM_S, _TRIM_PART = 1.0, 0.02
 _LOG_S = 10.0
 # A peer that has answers to read, or sends a request, is ended if it moves fewer bytes a second than this in `stall_s`.

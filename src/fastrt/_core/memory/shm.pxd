@@ -1,0 +1,4 @@
+from libc.stdint cimport uint64_t
+
+cdef int open_shm(str name, uint64_t create_bytes=*) except -1
+cdef bint unlink_shm(str name) except -1

@@ -1,0 +1,60 @@
+"""Shared-memory objects by name: posix_ipc opens them where it is installed, `shm_open` elsewhere."""
+
+import os
+
+try:
+    import posix_ipc
+except ImportError:  # it has no wheels for this Python
+    posix_ipc = None
+
+from libc.errno cimport ENOENT, errno
+from libc.stdint cimport uint64_t
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int shm_open(const char *, int, unsigned int)
+    int shm_unlink(const char *)
+
+cdef extern from "<fcntl.h>" nogil:
+    int O_RDWR, O_CREAT, O_EXCL
+
+
+cdef int open_shm(str name, uint64_t create_bytes=0) except -1:
+    """Open a shared-memory object: an existing one, or a new one of `create_bytes`, with mode 0600.
+
+    Raises:
+        OSError: FileNotFoundError, FileExistsError or another error of the kernel.
+    """
+    cdef int fd, code
+    cdef bytes path = os.fsencode(name)
+    if posix_ipc is not None:
+        try:
+            if create_bytes:
+                return posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=create_bytes).fd
+            return posix_ipc.SharedMemory(name).fd
+        except posix_ipc.ExistentialError as e:
+            raise (FileExistsError if create_bytes else FileNotFoundError)(str(e)) from None
+        except (posix_ipc.Error, ValueError) as e:
+            raise OSError(str(e)) from None
+    fd = shm_open(path, O_RDWR | (O_CREAT | O_EXCL if create_bytes else 0), 0o600)
+    if fd < 0:
+        code = errno
+        raise OSError(code, os.strerror(code), name)
+    if create_bytes:
+        try:
+            os.ftruncate(fd, create_bytes)
+        except BaseException:
+            os.close(fd)
+            shm_unlink(path)
+            raise
+    return fd
+
+
+cdef bint unlink_shm(str name) except -1:
+    """Remove the name; say whether it was there."""
+    if shm_unlink(os.fsencode(name)) == 0:
+        return True
+    cdef int code = errno
+    if code != ENOENT:
+        raise OSError(code, os.strerror(code), name)
+    return False
