@@ -47,7 +47,11 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; if a package that only clusters need is missing, say what to install."""
+        """Run a subcommand.
+
+        Raises:
+            ClickException: a package that only clusters need is missing; the text says what to install.
+        """
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as exc:

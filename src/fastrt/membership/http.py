@@ -346,8 +346,8 @@ def request(
     connection = _Connection(*split_address(address), timeout_s, trust)
     try:
         connection.request(method, path, body)
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES_MAX + 1)
+        with connection.getresponse() as answer:
+            data = answer.read(_ANSWER_BYTES_MAX + 1)
         return answer.status, read_json(data, "the scheduler's answer", bytes_max=_ANSWER_BYTES_MAX)
     except (OSError, HTTPException, ForeignTextError) as error:
         why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
