@@ -198,7 +198,7 @@ def outside_of_loops() -> Iterator[None]:
     """Let another event loop run inside a coroutine of this thread's loop."""
     outer = events._get_running_loop()
     task = None if outer is None else asyncio.current_task(outer)
-    if outer is not None and task is not None:  # Python 3.14 runs one task at a time, in whichever loop
+    if outer is not None and task is not None:  # Python 3.14 runs one task of a thread at a time
         asyncio.tasks._leave_task(outer, task)
     events._set_running_loop(None)
     try:
