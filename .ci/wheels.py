@@ -91,7 +91,7 @@ def try_out(python: Path, wheel: Path, folder: Path) -> None:
     run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", wheel, env=environment)
     (folder / "program.py").write_text(PROGRAM)
     run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=120)
-    run(folder / "fresh/bin/fastrt", "demo", "--quick", cwd=folder, env=environment, timeout=120)
+    run(folder / "fresh/bin/fastrt", "demo", folder / "fresh", cwd=folder, env=environment, timeout=120)
 
 
 def main() -> None:

@@ -187,3 +187,10 @@ def test_request_that_drips_has_one_deadline_and_many_of_them_keep_nobody_out(se
         for stranger in strangers:
             with contextlib.suppress(ConnectionError):
                 assert stranger.recv(1) == b""
+
+
+def test_request_without_a_version_is_refused_in_words(serve: Any) -> None:
+    service = serve(1, 1, http_address="127.0.0.1:0")
+    answer = sent(service, b"GET /state\r\n\r\n")
+    assert b"the request names no version of HTTP" in answer
+    assert not answer.startswith(b"HTTP/")  # as HTTP/0.9 has it

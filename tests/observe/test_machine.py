@@ -149,7 +149,7 @@ def test_clock_that_was_never_set_is_wrong():
 
 @pytest.mark.parametrize(
     ("version", "implementation", "level"),
-    [((3, 10), "cpython", FINE), ((3, 13), "cpython", FINE), ((3, 9), "cpython", NOTE), ((3, 11), "pypy", WRONG)],
+    [((3, 10), "cpython", FINE), ((3, 14), "cpython", FINE), ((3, 9), "cpython", NOTE), ((3, 11), "pypy", WRONG)],
 )
 def test_python_is_judged(version, implementation, level):
     assert check_python(version, implementation).level == level
@@ -162,5 +162,10 @@ def test_package_that_is_missing_or_too_old_is_named():
     assert "pytest" not in check_packages(needed, good).found
     finding = check_packages(needed, {**good, "protobuf": "8.0", "numpy": "1.9"})
     assert (finding.level, finding.advice) == (WRONG, "pip install 'protobuf<8,>=4.25' 'numpy>=1.23.3'")
+    other = [*needed, 'posix_ipc>=1.1.0; python_version < "3.14"']
+    assert check_packages(other, good, (3, 14)).level == FINE
+    assert check_packages(other, good, (3, 13)).advice == "pip install 'posix_ipc>=1.1.0'"
+    light = check_packages(needed, {name: version for name, version in good.items() if name != "protobuf"})
+    assert (light.level, light.advice) == (NOTE, "for clusters and services: pip install 'protobuf<8,>=4.25'")
     del good["click"]
     assert check_packages(needed, good).advice == "pip install 'click>=8.1.0'"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -124,7 +125,9 @@ def test_part_reshaped_view_and_changed_array_are_copied(rt):
     for part in (array[:50], array.reshape(-1), array.T, array.view("i8"), [array]):
         fastrt.put(part)
         assert array.flags.writeable
-    array.shape = (50, 200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy 2.5 deprecates it
+        array.shape = (50, 200)
     got = fastrt.get(fastrt.put(array))
     assert got.shape == (50, 200)
     again = fastrt.get(fastrt.put(array))
@@ -134,7 +137,9 @@ def test_part_reshaped_view_and_changed_array_are_copied(rt):
 def test_array_whose_type_was_set_is_put_with_that_type(rt):
     array = fastrt.empty(1000, "f8")
     array[:] = 1
-    array.dtype = "i8"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy 2.5 deprecates it
+        array.dtype = "i8"
     got = fastrt.get(fastrt.put(array))
     assert got.dtype == np.dtype("i8")
     assert (got == array).all()

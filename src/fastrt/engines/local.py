@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from fastrt._core.tasks.tasks import PATH_STEP
 from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
-from fastrt.engines.local_actor import LocalActor, may_retry
+from fastrt.engines.local_actor import LocalActor, may_retry, outside_of_loops
 from fastrt.errors import (
     GetTimeoutError,
     ObjectStoreFullError,
@@ -520,16 +520,13 @@ class LocalEngine:
 def _one_by_one(items: Any) -> Generator[Any, None, None]:
     """Yield the items of an asynchronous generator, which runs on a separate event loop."""
     loop = asyncio.new_event_loop()
-    outer = asyncio.events._get_running_loop()
     try:
         while True:
-            asyncio.events._set_running_loop(None)
             try:
-                item = loop.run_until_complete(anext(items))
+                with outside_of_loops():
+                    item = loop.run_until_complete(anext(items))
             except StopAsyncIteration:
                 return
-            finally:
-                asyncio.events._set_running_loop(outer)
             yield item
     finally:
         loop.close()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from asyncio import events
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
@@ -157,13 +158,9 @@ class LocalActor:
         loop = self.loop
         if loop is None or not self._coroutines or loop.is_running() or loop.is_closed():
             return
-        outer = events._get_running_loop()
-        events._set_running_loop(None)
-        try:
+        with outside_of_loops():
             loop.call_soon(loop.stop)
             loop.run_forever()
-        finally:
-            events._set_running_loop(outer)
 
     def kill(self, no_restart: bool) -> None:
         """End the actor, or build its instance again if restarts are left."""
@@ -194,6 +191,22 @@ class LocalActor:
     def death(self) -> ActorDiedError:
         """The error for calls of the dead actor."""
         return ActorDiedError(f"actor {self.cls.__name__} is dead: {self.dead}")
+
+
+@contextmanager
+def outside_of_loops() -> Iterator[None]:
+    """Let another event loop run inside a coroutine of this thread's loop."""
+    outer = events._get_running_loop()
+    task = None if outer is None else asyncio.current_task(outer)
+    if outer is not None and task is not None:  # Python 3.14 runs one task of a thread at a time
+        asyncio.tasks._leave_task(outer, task)
+    events._set_running_loop(None)
+    try:
+        yield
+    finally:
+        events._set_running_loop(outer)
+        if outer is not None and task is not None:
+            asyncio.tasks._enter_task(outer, task)
 
 
 def may_retry(exc: BaseException, wanted: Any) -> bool:

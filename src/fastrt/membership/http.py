@@ -248,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
         """
         if self._incoming.ended:
             raise ForeignTextError(f"the request's head is incomplete, or has more than {_HEAD_BYTES_MAX} bytes")
+        if self.request_version == "HTTP/0.9":  # it has no headers
+            raise ForeignTextError("the request names no version of HTTP; HTTP/1.1 is spoken here")
         lengths = self.headers.get_all("Content-Length", ["0"])
         if "Transfer-Encoding" in self.headers or len(lengths) != 1:
             raise ForeignTextError("a body needs exactly one Content-Length, and no Transfer-Encoding")
@@ -346,8 +348,8 @@ def request(
     connection = _Connection(*split_address(address), timeout_s, trust)
     try:
         connection.request(method, path, body)
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES_MAX + 1)
+        with connection.getresponse() as answer:
+            data = answer.read(_ANSWER_BYTES_MAX + 1)
         return answer.status, read_json(data, "the scheduler's answer", bytes_max=_ANSWER_BYTES_MAX)
     except (OSError, HTTPException, ForeignTextError) as error:
         why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error

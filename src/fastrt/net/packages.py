@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-_NAMES = {  # name of the import -> name for pip
+_NAMES = {  # the name in imports -> the name for pip
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
@@ -17,6 +17,11 @@ def advice(missing: str | None) -> str | None:
         return None
     absent = [package for name, package in _NAMES.items() if not _is_installed(name)]
     return f"clusters and services need packages that are not installed; run: pip install {' '.join(absent)}"
+
+
+def is_of_services(package: str) -> bool:
+    """Whether only clusters and services need this package, named as for pip."""
+    return package in _NAMES.values()
 
 
 def check() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastrt.config import STORE_BYTES_MIN, cgroup_cpus, cgroup_memory_bytes, cgroup_processes
+from fastrt.net.packages import is_of_services
 
 FINE, NOTE, WRONG = "fine", "note", "wrong"
-PYTHONS = ((3, 10), (3, 13))  # the first and the last that fastrt is built and tested for
+PYTHONS = ((3, 10), (3, 14))  # the first and the last that fastrt is built and tested for
 _SMALL_SHM = 512 << 20
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen", "timebase")
 _THP = "/sys/kernel/mm/transparent_hugepage"
@@ -146,25 +148,38 @@ def check_python(version: tuple[int, int], implementation: str) -> Finding:
     return Finding("python", text)
 
 
-def check_packages(requirements: list[str], versions: Mapping[str, str]) -> Finding:
-    """Every required package must be installed, in a version within its bounds.
+def check_packages(
+    requirements: list[str], versions: Mapping[str, str], python: tuple[int, int] = sys.version_info[:2]
+) -> Finding:
+    """Every required package must be installed, in a version within its bounds; those of services may be missing.
 
     Args:
-        requirements: such as "protobuf<8,>=4.25"; those of extras are left out.
+        requirements: such as "protobuf<8,>=4.25"; those of extras and of other Pythons are left out.
         versions: of the installed packages, by name.
+        python: the version of Python.
     """
-    wrong, texts = [], []
+    wrong, texts, services = [], [], []
     for requirement in requirements:
         match = re.match(r"([\w.-]+)([^;]*)(.*)", requirement)
         if match is None or "extra" in match[3]:
             continue
+        older = re.search(r'python_version < "3\.(\d+)"', match[3])
+        if older is not None and python >= (3, int(older[1])):
+            continue
         name, bounds = match[1], match[2].strip()
         version = versions.get(name)
         texts.append(f"{name} {version or 'missing'}")
-        if version is None or not all(_within(version, bound.strip()) for bound in bounds.split(",") if bound.strip()):
+        if version is None and is_of_services(name):
+            services.append(f"'{name}{bounds}'")
+        elif version is None or not all(
+            _within(version, bound.strip()) for bound in bounds.split(",") if bound.strip()
+        ):
             wrong.append(f"'{name}{bounds}'")
     if wrong:
         return Finding("packages", ", ".join(texts), WRONG, f"pip install {' '.join(wrong)}")
+    if services:
+        advice = f"for clusters and services: pip install {' '.join(services)}"
+        return Finding("packages", ", ".join(texts), NOTE, advice)
     return Finding("packages", ", ".join(texts))
 
 

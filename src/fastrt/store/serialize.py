@@ -283,17 +283,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         """Reduce a function; annotations that name what only type checkers import are sent as text."""
         try:
             return super().reducer_override(function)
-        except (NameError, AttributeError):  # Python 3.14 evaluates annotations when they are first read
-            if sys.version_info < (3, 14):
-                raise
-        import annotationlib
+        except (NameError, AttributeError):
+            if sys.version_info >= (3, 14):  # it evaluates annotations when they are first read
+                from annotationlib import Format, get_annotations
 
-        annotate = function.__annotate__
-        function.__annotations__ = annotationlib.get_annotations(function, format=annotationlib.Format.STRING)
-        try:
-            return super().reducer_override(function)
-        finally:
-            function.__annotate__ = annotate  # the annotations are evaluated again when they are read
+                annotate = function.__annotate__
+                function.__annotations__ = get_annotations(function, format=Format.STRING)
+                try:
+                    return super().reducer_override(function)
+                finally:
+                    function.__annotate__ = annotate  # the annotations are evaluated again when they are read
+            raise
 
     def _reduce_class(self, cls: type) -> Any:
         """Reduce a class as cloudpickle does, with numbers that decide which attributes a receiver adopts."""
