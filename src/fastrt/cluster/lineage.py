@@ -192,8 +192,8 @@ class Lineage:
     def needs(self, record: Record, objref: int) -> bool:
         """Return whether a task's arguments contain an object, at any depth.
 
-        Such a task cannot make the object again. As the object's origin, its record would keep the arguments, they would
-        keep the object, and the object would keep the record.
+        Such a task cannot make the object again. As the object's origin, its record would keep the arguments, these
+        would keep the object, and the object would keep the record.
         """
         stored = self._records.get(weakref.ref(record))
         found = {} if stored is None else {ref.objref: ref for ref in stored.refs}

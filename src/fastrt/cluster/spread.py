@@ -52,7 +52,7 @@ class Spread:
         return self._assign()
 
     def received(self, peer: Peer, number: int) -> list[Order]:
-        """Handle a node that has received the value, and offers it under a number of its own; 0: it does not offer it."""
+        """Handle a node that has received the value, and offers it under a number of its own; 0: it does not."""
         self._sending.pop(peer, None)
         if number:
             self._copies[peer] = number

@@ -423,7 +423,7 @@ class ValueTraffic:
     def offer_copy(self, number: int) -> None:
         """Offer the value that this node has just fetched under a number of the peer to other nodes.
 
-        The peer is also told of a value that this node cannot offer, such as one with references: others wait for it.
+        The peer also learns of a value that this node cannot offer, such as one with references: others wait for it.
         """
         here = [
             one
