@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs asan bench soak chaos wheels clean
+.PHONY: help demo test check docs asan bench soak chaos simulate wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -54,6 +54,10 @@ soak: .venv/.tools ## tasks, actors, spilling, cancels and kills for SECONDS=360
 
 chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
 	$(BIN)/python tests/crash/chaos.py
+
+simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1000 of them or for SECONDS=3600; MUTANTS=60: faults put in are found
+	$(BIN)/python -m tests.simulation --mixed --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
+	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --seeds $(MUTANTS))
 
 wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.14 found here, repaired and tested, in wheelhouse/
 	$(BIN)/python .ci/wheels.py

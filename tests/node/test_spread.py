@@ -60,3 +60,12 @@ def test_copies_are_sent_by_as_many_nodes_as_have_one():
     for node in range(8):
         assert spread.remove(node) == []
     assert spread.is_idle
+
+
+def test_a_node_that_cannot_pass_a_value_on_makes_way_for_the_next_one():
+    spread = Spread(1)
+    assert [order for node in range(3) for order in spread.ask(node)] == [(0, None, 1)]
+    assert spread.received(0, 0) == [(1, None, 1)]
+    assert spread.received(1, 0) == [(2, None, 1)]
+    assert spread.received(2, 0) == []
+    assert spread.is_idle

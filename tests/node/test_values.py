@@ -16,7 +16,7 @@ from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access
-from support.sides import Side
+from support.sides import Side, in_loop
 from support.sites import Proxy, Unbound
 
 TOKEN = new_token()
@@ -258,3 +258,17 @@ def test_node_holds_for_a_peer_only_what_the_peer_may_claim(wait_until, may_clai
             del result
 
     asyncio.run(play())
+
+
+@in_loop
+async def test_objects_that_share_the_value_of_a_third_node_are_released_one_by_one():
+    end = End()
+    refs = [end.store.put([k]) for k in range(2)]
+    values = end.exchange.traffic.values
+    assert [values.keep(ref, 77) for ref in refs] == [77, 77]
+    values.release(refs[0].objref)
+    assert values.kept_object(77) == refs[1].objref
+    values.release(refs[1].objref)
+    assert values.kept_object(77) is None
+    assert values.kept() == []
+    end.close()

@@ -144,15 +144,11 @@ class _Arrivals(Table):
 
 
 class _Offer(NamedTuple):
-    """An offered value: `then` is called once it was taken; it may be sent in pieces instead.
-
-    `is_kept` is whether it is the value of an object that the peer holds.
-    """
+    """An offered value: `then` is called once it was taken; it may be sent in pieces instead."""
 
     ref: ObjectRef
     then: Callable[[], None]
     where: dict[str, int]
-    is_kept: bool = False
 
 
 class Values:
@@ -176,6 +172,8 @@ class Values:
         self._landed = landed
         self._open: dict[int, _Offer] = {}
         self._kept: dict[int, list[int]] = {}  # by object: the numbers under which the peer may know its value
+        # By such a number: the objects. Several local objects can stand for one value of a third node.
+        self._named: dict[int, dict[int, _Offer]] = {}
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
         self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
@@ -224,15 +222,14 @@ class Values:
                 return number
         number = elsewhere or self._offers.offer(ref)
         numbers.append(number)
-        self._open[number] = _Offer(ref, _nothing, {"objref": ref.objref}, True)
+        self._named.setdefault(number, {})[ref.objref] = _Offer(ref, _nothing, {"objref": ref.objref})
         if self.may_claim:
             self.on_keep(ref)
         return number
 
     def kept_object(self, number: int) -> int | None:
         """Return the object whose value is offered under a number for as long as the peer holds it."""
-        offer = self._open.get(number)
-        return None if offer is None or not offer.is_kept else offer.ref.objref
+        return next(iter(self._named.get(number, ())), None)
 
     def offer_copy(self, ref: ObjectRef) -> int:
         """Offer a copy of a remote value to any node, until `withdraw_copy`; return its number."""
@@ -250,8 +247,11 @@ class Values:
         """Withdraw the offers of an object that the peer does not hold any more."""
         numbers = self._kept.pop(objref, ())
         for number in numbers:
-            del self._open[number]
-            self._withdraw(number)
+            named = self._named[number]
+            del named[objref]
+            if not named:
+                del self._named[number]
+                self._withdraw(number)
         if numbers:
             self.on_release(objref)
 
@@ -261,11 +261,11 @@ class Values:
 
     def answered(self, number: int) -> _Offer | None:
         """Return an offer that the peer has answered, and withdraw it unless it is kept; None: there is no such one."""
-        offer = self._open.get(number)
-        if offer is not None and not offer.is_kept:
-            del self._open[number]
+        offer = self._open.pop(number, None)
+        if offer is not None:
             self._offers.drop(number)
-        return offer
+            return offer
+        return next(iter(self._named.get(number, {}).values()), None)
 
     # ---- incoming ----
 
@@ -304,9 +304,10 @@ class Values:
         """Cancel all fetches and withdraw all offers, because the exchange has ended."""
         for number in list(self._transit):
             self.cancel(number)
-        for number in self._open:
+        for number in (*self._open, *self._named):
             self._withdraw(number)
         self._open.clear()
+        self._named.clear()
         self._kept.clear()
         # A thread that is connecting ends only after a while; the loop does not wait for it.
         threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()

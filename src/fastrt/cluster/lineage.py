@@ -40,6 +40,7 @@ from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
 _RECORD_BYTES = 512  # the approximate size of a record without arguments
+_REACH_MAX = 1000  # objects that are looked at to find one in the arguments of a record
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,23 @@ class Lineage:
         if stored.form.places.get(objref) != place:
             stored.form = replace(stored.form, places=stored.form.places | {objref: place})
             self._store_form(stored)
+
+    def needs(self, record: Record, objref: int) -> bool:
+        """Return whether a task's arguments contain an object, at any depth.
+
+        Such a task cannot make the object again. As the object's origin, its record would keep the arguments, these
+        would keep the object, and the object would keep the record.
+        """
+        stored = self._records.get(weakref.ref(record))
+        found = {} if stored is None else {ref.objref: ref for ref in stored.refs}
+        todo = list(found.values())
+        while todo and len(found) < _REACH_MAX and objref not in found:
+            ref = todo.pop()
+            if handles.is_ready(self._client, ref):
+                more = [one for one in handles.contained(self._client, ref) if one.objref not in found]
+                found.update((one.objref, one) for one in more)
+                todo += more
+        return objref in found
 
     def _stored(self, form: _Form, refs: list[ObjectRef]) -> _Stored:
         args = refs[1 + form.has_demand + form.has_policy :]

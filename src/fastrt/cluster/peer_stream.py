@@ -299,8 +299,8 @@ class Exchange:
         self.waiter.add(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
-        if self.closed:
-            return
+        if self.closed or self.references.exported_ref(ref.objref) is None:
+            return  # the peer may have released it before its value existed: nothing would ever end the offer
         if actors.is_actor(self._client, ref):
             self.remote_actors.send_plan(ref)
         else:

@@ -52,9 +52,10 @@ class Spread:
         return self._assign()
 
     def received(self, peer: Peer, number: int) -> list[Order]:
-        """Handle a node that has received the value, and offers it under a number of its own."""
+        """Handle a node that has received the value, and offers it under a number of its own; 0: it does not."""
         self._sending.pop(peer, None)
-        self._copies[peer] = number
+        if number:
+            self._copies[peer] = number
         return self._assign()
 
     def remove(self, peer: Peer) -> list[Order]:
@@ -99,10 +100,12 @@ class Spreads:
         self._carry_out(objref, spread.ask(peer))
 
     def received(self, objref: int, peer: Peer, number: int) -> None:
-        """Handle a node that has received an object's value."""
+        """Handle a node that has received an object's value; `number` as for `Spread.received`."""
         spread = self._spreads.get(objref)
         if spread is not None:
             self._carry_out(objref, spread.received(peer, number))
+            if spread.is_idle:
+                self._spreads.pop(objref, None)
 
     def remove(self, objref: int, peer: Peer) -> None:
         """Handle a node that does not need an object's value any more."""

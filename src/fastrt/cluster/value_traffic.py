@@ -421,16 +421,20 @@ class ValueTraffic:
                 self.remote.forget(source.ref.objref)
 
     def offer_copy(self, number: int) -> None:
-        """Offer the value that this node has just fetched under a number of the peer to other nodes."""
+        """Offer the value that this node has just fetched under a number of the peer to other nodes.
+
+        The peer also learns of a value that this node cannot offer, such as one with references: others wait for it.
+        """
         here = [
             one
             for one in self.remote.find_offer(self._exchange, number)
             if not remote.is_missing(self._client, one.ref)
         ]
+        offered = 0
         if here and self.values is not None:
             source = here[0]
-            source.offered = source.offered or self.values.offer_copy(source.ref)
-            self._exchange.out.add("copy", _Copy(number=number, offered=source.offered))
+            offered = source.offered = source.offered or self.values.offer_copy(source.ref)
+        self._exchange.out.add("copy", _Copy(number=number, offered=offered))
 
     def on_unknown(self, objref: int) -> None:
         """Give up a claimed value that the peer does not have."""
@@ -501,6 +505,8 @@ class ValueTraffic:
             origin = Origin(sent.record, message.result)
         for k, standin in missing:
             if standin.origin is None and origin is not None:
+                if self._tables.lineage.needs(origin.record, standin.ref.objref):
+                    continue
                 standin.origin = origin.at(k)
                 self._tables.lineage.names(standin.ref.objref, standin.origin)
 

@@ -1,0 +1,47 @@
+"""Objects that a peer releases early, or that are passed round: nothing stays on either node."""
+
+from test_exchange import in_loop, pair
+
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.peer_stream import Exchange
+from fastrt.cluster.value_traffic import NodeTables
+from fastrt.store.serialize import serialize
+
+
+@in_loop
+async def test_an_object_that_is_released_before_it_exists_is_not_sent():
+    async with pair() as (here, there):
+        task, promised = core.promise(here.client)
+        here.forward(here.store.put([promised]))
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
+        core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+        there.exchange.tidy(set())  # the container
+        there.exchange.tidy(set())  # what it contained
+        here.exchange.on_frame(await there.frames(lambda frame: frame.ended and len(frame.release) == 2))
+        assert core.finish_scalar(here.client, task, 7)
+        here.forward(here.store.put(["another"]))
+        sent = await here.frames(lambda frame: frame.task and frame.value)
+        assert promised.objref not in [value.objref for value in sent.value]
+
+
+@in_loop
+async def test_an_object_that_a_task_returns_from_its_own_argument_is_released():
+    async with pair() as (here, there):
+        here.exchange = Exchange(here.store, here.waiter, NodeTables(here.store, here.waiter, None, 1 << 20))
+        task, promised = core.promise(there.client)
+        there.forward(there.store.put([promised]))
+        here.exchange.on_frame(await there.frames(lambda frame: frame.task and frame.value))
+        running = core.next_task(here.client, 0.0, 0.0)
+        _, (stand_in,), _ = core.arguments(here.client, running)
+        inner = here.forward(stand_in)
+        assert core.finish_scalar(here.client, running, 1)
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.ended))
+        passed_on = core.next_task(there.client, 0.0, 0.0)
+        there.store.put_result(passed_on, 0, serialize([promised]))
+        core.finish(there.client, passed_on)
+        here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
+        del stand_in, inner
+        for _ in range(3):
+            here.exchange.tidy(set())
+        assert not here.exchange.references.has_stand_ins
+        assert core.finish_scalar(there.client, task, 7)

@@ -1,0 +1,473 @@
+"""One simulated cluster: its nodes and head, the faults that a seed chooses, and the invariants.
+
+The invariants, checked at each read and at the end:
+- a driver's operations all end once the faults have ended (no lost wake, no lost message);
+- a read gives the right value or a stated error; without lost machines and long cuts, the right value;
+- a task begins at most once more than its retries allow;
+- no node refuses what another one sends, and no process raises an unexpected error;
+- when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
+- the messages between the nodes stay in proportion to the tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from fastrt._core.repair.fsck import usage
+from fastrt.cluster import daemon_link, head, large_values, outbox, uplink, value_traffic
+from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.net.grpc import streams
+from fastrt.store import unread
+from fastrt.tasks import cancel
+
+from .network import Network
+from .node import Native, Node, Puller, SimWaiter
+from .program import VALUE, Program
+from .world import Process, World, patched
+
+BEGIN_S = 1000.0
+WORK_S = 20.0  # in which faults may come
+END_S = 400.0  # after the last fault: everything must have ended by then
+QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
+MESSAGES_A_TASK = 60
+
+
+@dataclass
+class Plan:
+    """What one seed does; a smaller plan of the same seed is a part of it.
+
+    Attributes:
+        nodes, tasks, drivers, faults: how many.
+        machines: whether machines are lost, drivers are killed, and cuts are long.
+        retries: whether tasks run again as often as it takes; if not, the seed chooses how often.
+        skip: numbers of the faults that are left out, for shrinking.
+    """
+
+    seed: int
+    nodes: int = 3
+    tasks: int = 60
+    drivers: int = 2
+    faults: int = 6
+    machines: bool = False
+    retries: bool = True
+    skip: frozenset[int] = frozenset()
+
+    def command(self) -> str:
+        skip = f" --skip {','.join(map(str, sorted(self.skip)))}" if self.skip else ""
+        return (
+            f"--seed {self.seed} --nodes {self.nodes} --tasks {self.tasks} --drivers {self.drivers} --faults "
+            f"{self.faults}{' --machines' if self.machines else ''}{' --retries' if self.retries else ''}{skip}"
+        )
+
+
+class Cluster:
+    """A cluster that runs one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.world.network = Network(self.world)
+        rng = random.Random(plan.seed ^ 0x5EED)
+        self.may_lose = plan.machines
+        self.access = SimpleNamespace(identity=SimpleNamespace(why_refused=lambda *args: None), insecure=True, tls=None)
+        self.program = Program(rng, plan.drivers, plan.tasks, -1 if plan.retries else None)
+        self.head_address = "10.0.0.1:7000"
+        self.starts: dict[int, int] = {}
+        self.submitted: set[int] = set()
+        self.nodes: list[Node] = []
+        self.lost: list[Node] = []
+        self._port = 20_000
+        self.head: Process | None = None
+        self.reads = self.known = 0
+        self.faults: list[str] = []
+        self.drivers: list[Any] = []
+
+    def next_port(self) -> int:
+        self._port += 1
+        return self._port
+
+    # ---- invariants ----
+
+    def check(self, key: str, value: Any, reader: str) -> None:
+        """Check a value that was read."""
+        self.reads += 1
+        program = self.program
+        if value == key and not program.sizes[key] and not program.contents[key]:
+            return
+        right = isinstance(value, tuple) and value[0] == key and value[1] == program.padding(key)
+        if not right or len(value[2]) != len(program.contents[key]):
+            self.world.violation(f"{reader} read {str(value)[:100]!r} as {key}")
+
+    def check_error(self, key: str, exc: Exception, reader: str) -> None:
+        """Check an error that was read."""
+        self.reads += 1
+        self.world.say(f"{reader} read {type(exc).__name__}: {exc} as {key}")
+        if self.program.outcome[key] != VALUE:
+            return
+        stated = (ObjectLostError, WorkerCrashedError, TaskCancelledError)
+        if self.may_lose and isinstance(exc, stated):
+            return
+        if self.may_lose and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
+            return
+        if isinstance(exc, ObjectLostError) and "which fetched it, ended" in str(exc):
+            self.known += (
+                1  # docs/cluster.md: an object of another node that did not exist yet when an uplink was killed
+            )
+            return
+        self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
+
+    def check_end(self) -> None:
+        """Check what is left when nothing is used."""
+        world = self.world
+        for number in self.submitted:
+            spec = self.program.tasks[number]
+            if spec.retries >= 0 and self.starts.get(number, 0) > 1 + spec.retries:
+                world.violation(f"task {number} began {self.starts[number]} times with {spec.retries} retries")
+        for node in self.nodes:
+            for line in node.leftovers():
+                world.violation(line)
+            one = node.uplink.uplink if node.uplink.process.alive else None
+            for exchange in list(one._exchanges) if one is not None else ():
+                if not exchange.ledger.is_empty:
+                    world.violation(f"{node.host}: its ledger with {exchange.name} is not empty")
+        made = sum(self.starts.values()) + len(self.faults) * 40
+        limit = MESSAGES_A_TASK * made + 40 * (world.now - BEGIN_S) * len(self.nodes)
+        if world.network.messages > limit:
+            world.violation(f"{world.network.messages} messages for {made} runs of tasks: more than {limit:.0f}")
+
+    def check_objects(self) -> None:
+        """Check that no object is left: drivers and functions are gone."""
+        for node in self.nodes:
+            left = usage(node.client)
+            functions = left["functions"] + len(node.admission._known)
+            if left["objects"] > functions:
+                self.world.violation(f"{node.host}: {left['objects']} objects are left, {functions} are expected")
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        plan, world = self.plan, self.world
+        self._start_head()
+        for k in range(plan.nodes):
+            is_client = k == 0 and plan.seed % 3 == 0 and plan.nodes > 1  # a driver's node without workers
+            self.nodes.append(Node(self, k + 1, 0 if is_client else 1 + (plan.seed + k) % 2))
+            world.network.hosts[f"10.0.{k + 1}.1"] = f"n{k + 1}"
+        world.network.hosts["10.0.0.1"] = "head"
+        for a in ("head", *(node.host for node in self.nodes)):
+            for b in ("head", *(node.host for node in self.nodes)):
+                world.network.spread_s[a, b] = world.rng.choice((0.0002, 0.001, 0.01))
+        drivers = self.drivers
+        for k, ops in enumerate(self.program.drivers):
+            node = self.nodes[k % len(self.nodes)]
+            world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
+        last = self._plan_faults()
+        world.run(BEGIN_S + last + 1.0)
+
+        def done() -> bool:
+            return all(one.is_done or not one.process.alive for one in drivers)
+
+        world.run(world.now + END_S, done)
+        if not world.violations and not done():
+            for driver in drivers:
+                if not driver.is_done and driver.process.alive:
+                    world.violation(f"the driver on {driver.node.host} waits for ever: {driver.doing}")
+        if world.violations:
+            return
+        for driver in drivers:
+            if driver.process.alive:
+                driver.refs.clear()
+        gc.collect()
+        world.run(world.now + QUIET_S)
+        gc.collect()
+        world.run(world.now + 10.0)
+        if not world.violations:
+            self.check_end()
+        for driver in drivers:  # they exit
+            if driver.process.alive:
+                driver.node.kill(driver)
+        world.run(world.now + 12.0)
+        if not world.violations:
+            self.check_objects()
+
+    def _start_driver(self, node: Node, ops: list[tuple], index: int) -> None:
+        if node.alive:
+            self.drivers.append(node.add_driver(ops, index))
+
+    def _start_head(self) -> None:
+        self.head = Process(self.world, "head", "head")
+        self.head.start(partial(head._serve, self.head_address, "", self.access))
+
+    # ---- faults ----
+
+    def _plan_faults(self) -> float:
+        """Plan the faults of the seed; return when the last one has ended."""
+        rng = random.Random(self.plan.seed ^ 0xFA17)
+        kinds: list[Callable[[random.Random], tuple[str, Callable[[], None], float]]] = [
+            self._kill_uplink, self._kill_uplink, self._kill_worker, self._cut, self._cut, self._kill_head, self._slow,
+            self._drop_copies,
+        ]  # fmt: skip
+        if self.plan.machines:
+            kinds += [self._lose_node, self._long_cut, self._kill_driver]
+        last = 0.0
+        for number in range(self.plan.faults):
+            at = rng.random() ** 2 * WORK_S
+            name, fault, lasts = rng.choice(kinds)(rng)
+            if number in self.plan.skip:
+                continue
+            self.faults.append(f"{number}: {at:.3f} {name}")
+            last = max(last, at + lasts)
+
+            def begin(name: str = name, fault: Callable[[], None] = fault) -> None:
+                self.world.say(f"FAULT {name}")
+                fault()
+
+            self.world.at(BEGIN_S + at, begin)
+        return last
+
+    def _kill_uplink(self, rng: random.Random) -> Any:
+        k = rng.randrange(self.plan.nodes)
+
+        def fault() -> None:
+            node = self.nodes[k]
+            if node.alive and node.uplink.process.alive:
+                node.kill(node.uplink)
+
+        return f"kill the uplink of n{k + 1}", fault, 1.0
+
+    def _kill_worker(self, rng: random.Random) -> Any:
+        k, which = rng.randrange(self.plan.nodes), rng.random()
+
+        def fault() -> None:
+            node = self.nodes[k]
+            if node.alive and node.workers:
+                node.kill(node.workers[int(which * len(node.workers))])
+
+        return f"kill a worker of n{k + 1}", fault, 1.0
+
+    def _kill_driver(self, rng: random.Random) -> Any:
+        k = rng.randrange(self.plan.nodes)
+
+        def fault() -> None:
+            for driver in self.nodes[k].drivers:
+                self.nodes[k].kill(driver)
+
+        return f"kill the drivers of n{k + 1}", fault, 1.0
+
+    def _cut(self, rng: random.Random) -> Any:
+        hosts = ["head", *(f"n{k + 1}" for k in range(self.plan.nodes))]
+        a, b = rng.sample(hosts, 2)
+        seconds, both = rng.choice((0.05, 1.0, 6.0, 14.0)) * rng.random(), rng.random() < 0.5
+        fault = partial(self.world.network.cut, a, b, seconds, both)
+        return f"cut {a} {'-' if both else '>'} {b} for {seconds:.2f} s", fault, seconds
+
+    def _long_cut(self, rng: random.Random) -> Any:
+        a, b = rng.sample([f"n{k + 1}" for k in range(self.plan.nodes)], 2)
+        seconds = rng.uniform(30.0, 60.0)
+        return f"cut {a} - {b} for {seconds:.0f} s", partial(self.world.network.cut, a, b, seconds, True), seconds
+
+    def _kill_head(self, rng: random.Random) -> Any:
+        seconds = rng.random() * 3
+
+        def fault() -> None:
+            if self.head is not None and self.head.alive:
+                self.head.kill()
+                self.world.after(seconds, self._start_head)
+
+        return f"kill the head for {seconds:.2f} s", fault, seconds + 1
+
+    def _slow(self, rng: random.Random) -> Any:
+        k, factor, seconds = rng.randrange(self.plan.nodes), rng.choice((20, 200, 1000)), rng.random() * 3
+
+        def set_to(slowness: float) -> None:
+            node = self.nodes[k]
+            node.slowness = slowness
+            for member in node.members.values():
+                member.process.slowness = slowness
+
+        def fault() -> None:
+            set_to(factor)
+            self.world.after(seconds, lambda: set_to(1.0))
+
+        return f"n{k + 1} is {factor} times slower for {seconds:.2f} s", fault, seconds
+
+    def _drop_copies(self, rng: random.Random) -> Any:
+        k = rng.randrange(self.plan.nodes)
+
+        def fault() -> None:
+            if self.nodes[k].alive:
+                self.nodes[k].drop_copies()
+
+        return f"n{k + 1} drops copies", fault, 0.0
+
+    def _lose_node(self, rng: random.Random) -> Any:
+        k, seconds = rng.randrange(self.plan.nodes), rng.random() * 8
+
+        def again() -> None:
+            self.nodes[k] = Node(self, k + 1, 1 + k % 2)
+
+        def fault() -> None:
+            node = self.nodes[k]
+            if node.alive:
+                node.lose()
+                self.lost.append(node)
+                self.world.after(seconds, again)
+
+        return f"lose n{k + 1}, back after {seconds:.2f} s", fault, seconds + 1
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        world = self.world
+        for process in [*world.processes, *world.graveyard]:
+            process.alive = False
+        for node in self.nodes:
+            if node.alive:
+                node.lose()
+        world.processes.clear()
+
+
+class _Inline:
+    """In place of a thread: runs at once. What reads the daemon's messages does not run: `Lasting` delivers them."""
+
+    def __init__(self, target: Callable[[], Any], name: str, daemon: bool) -> None:
+        self._target, self._name = target, name
+
+    def start(self) -> None:
+        if self._name != "fastrt-orders":
+            self._target()
+
+
+@contextlib.contextmanager
+def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
+    """Put the simulator's clock, randomness, sockets and threads in the place of the real ones."""
+    world, network = cluster.world, cluster.world.network
+    rng = random.Random(cluster.plan.seed ^ 0xB17E5)
+    ids = iter(range(1 << 60))
+
+    class Exchange(uplink.Exchange):  # sets of streams have the same order in each run
+        def __init__(self, *args: Any) -> None:
+            self._hash = next(ids)
+            super().__init__(*args)
+
+        def __hash__(self) -> int:
+            return self._hash
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    def native(store: Any, access: Any, listen: str) -> Native:
+        process = world.current
+        assert process is not None
+        host, _, _ = listen.rpartition(":")
+        return Native(store, access, process, f"{host}:{cluster.next_port()}")
+
+    def interrupt(store: Any, pid: int, force: bool) -> None:
+        for node in cluster.nodes:
+            if node.alive and node.segment is store.client.segment:
+                world.after(0.0001, node.interrupt)
+
+    threads = SimpleNamespace(Thread=_Inline)
+    err = io.StringIO()
+    gc.collect()
+    gc.disable()
+    try:
+        with (
+            contextlib.redirect_stderr(err),
+            patched(
+                (time, "monotonic", world.monotonic),
+                (os, "urandom", rng.randbytes),
+                (streams, "serve", network.serve),
+                (streams, "open_stream", network.open_stream),
+                (streams, "announce", lambda address: None),
+                (streams, "end_with_starter", lambda stop: None),
+                (uplink, "open_native", native),
+                (uplink, "LoopWaiter", SimWaiter),
+                (uplink, "Exchange", Exchange),
+                (large_values, "Puller", Puller),
+                (large_values, "threading", threads),
+                (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
+                (daemon_link, "threading", threads),
+                (cancel, "interrupt", interrupt),
+                (value_traffic, "BYTES_MIN", 32 << 10),
+                (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
+                (outbox, "PIECE_BYTES", 8 << 10),
+                (outbox, "FRAME_BYTES", 32 << 10),
+                (unread, "forward", lambda tell: None),
+            ),
+        ):
+            yield err
+    finally:
+        cluster.close()
+        world.graveyard.clear()
+        gc.enable()
+        gc.collect()
+
+
+@dataclass
+class Result:
+    """What became of one plan; `log` is the end of its story."""
+
+    plan: Plan
+    violations: list[str]
+    log: list[str]
+    faults: list[str]
+    digest: int
+    tasks: int
+    messages: int
+    reads: int
+    known: int
+    seconds: float
+
+
+REFUSALS = (" is closed: ",)  # what an uplink prints when it does not accept what another one sends
+
+
+def run(plan: Plan, limit_s: int = 60) -> Result:
+    """Run one plan."""
+    began = time.perf_counter()
+    cluster = Cluster(plan)
+    is_main = threading.current_thread() is threading.main_thread()
+
+    def too_long(number: int, frame: Any) -> None:
+        raise TimeoutError(f"one step took more than {limit_s} s")
+
+    if is_main:
+        signal.signal(signal.SIGALRM, too_long)
+        signal.alarm(limit_s)
+    try:
+        with simulated(cluster) as err:
+            try:
+                cluster.run()
+            except Exception as exc:
+                cluster.world.violation(f"{type(exc).__name__}: {exc}", exc)
+            for line in err.getvalue().splitlines():
+                if any(words in line for words in REFUSALS):
+                    cluster.world.violation(line)
+    finally:
+        if is_main:
+            signal.alarm(0)
+    world = cluster.world
+    return Result(
+        plan,
+        world.violations,
+        list(world.log),
+        cluster.faults,
+        world.digest,
+        sum(cluster.starts.values()),
+        world.network.messages,
+        cluster.reads,
+        cluster.known,
+        time.perf_counter() - began,
+    )

@@ -1,0 +1,122 @@
+"""Faults put into the protocol between nodes, one at a time: does the simulator find them?
+
+Those marked with a commit were mended there, or by the simulator itself; the others take a rule of the protocol away.
+`python -m tests.simulation --mutants` runs all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CLUSTER = Path(__file__).resolve().parents[2] / "src" / "fastrt" / "cluster"
+
+
+class Mutant(NamedTuple):
+    """A piece of text of one module of fastrt.cluster, and what replaces it."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    # ---- faults that were in the project ----
+    Mutant("copy: no word of a value that is not offered", "value_traffic",
+           '        offered = 0\n', '        offered = 0\n        if not here:\n            return\n'),
+    Mutant("kept: one name of a shared value ends all", "large_values",
+           "            del named[objref]\n", "            named.clear()\n"),
+    Mutant("export: sent after its release", "peer_stream",
+           "if self.closed or self.references.exported_ref(ref.objref) is None:", "if self.closed:"),
+    Mutant("lineage: a record that keeps its own object", "value_traffic",
+           "if self._tables.lineage.needs(origin.record, standin.ref.objref):", "if False:"),
+    Mutant("a271da1: values that share a source lost one by one", "remote_values",
+           "elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):", "elif False:"),
+    Mutant("43e0714: lineage ends with the uplink", "uplink", "self._tables.lineage.adopt(ref)", "pass"),
+    Mutant("5f57d72: a value of the owner fetched in a circle", "value_traffic",
+           "if theirs and remote.is_missing(self._client, ref):", "if False:"),
+    Mutant("7a6d369: remembered with a run more", "lineage",
+           "max(form.left - 1, 0)", "form.left"),
+    Mutant("35c16f7: cancellations are not passed on", "peer_stream",
+           "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", ""),
+    Mutant("ca54da5: forgets a function that came again", "sent_functions",
+           "if found is not None and found[1] > 1:", "if False:"),
+    # ---- rules taken away ----
+    Mutant("release: does not count names", "references", "        if export.named > 0:\n", "        if False:\n"),
+    Mutant("release: named again, not sent again", "references",
+           "            self._send(export.ref)  # it was named again", "            pass  # it was named again"),
+    Mutant("release: always of one name", "peer_stream",
+           "_Release(objref=objref, named=standin.named)", "_Release(objref=objref, named=1)"),
+    Mutant("tidy: objects passed on to a third node", "uplink", "exchange.tidy(needed | used)", "exchange.tidy(used)"),
+    Mutant("tidy: objects in values on their way", "peer_stream",
+           "needed = needed | self.traffic.arrivals.named()", "needed = set(needed)"),
+    Mutant("tidy: objects that share a source", "remote_values",
+           "return {source.same_as.objref for source in self._sources.values() if source.same_as is not None}",
+           "return set()"),
+    Mutant("claim: nothing is kept for the peer", "value_traffic",
+           "self._tables.kept.keep(self._exchange.node, [ref for ref in refs if ref is not None])", "pass"),
+    Mutant("claim: another naming is not counted", "value_traffic", "known.named += 1  # another", "pass  # another"),
+    Mutant("claim: values of a stream that ended are forgotten", "remote_values",
+           "            absent.values.setdefault(source.objref, []).append(unclaimed)\n", ""),
+    Mutant("claim: a stream that has not ended here yet", "remote_values",
+           "return self.find(node, objref) if found is None else found", "return found"),
+    Mutant("uplink: remote values of the last one", "uplink", "        self._tables.remote.adopt()\n", ""),
+    Mutant("uplink: kept objects of the last one", "uplink", "self._tables.kept.keep(row.node, [ref])", "pass"),
+    Mutant("uplink: kept without a word to the daemon", "large_values",
+           "            self.on_keep(ref)\n", "            pass\n"),
+    Mutant("stream: forwarded tasks do not run again", "peer_stream",
+           "elif not core.retry(self._client, sent.task):", "elif True:"),
+    Mutant("stream: stand-ins of a lost stream wait for ever", "value_traffic",
+           "            lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)\n", "            pass\n"),
+    Mutant("ended: before the last result", "peer_stream", "        if accepted.left == 0:\n", "        if True:\n"),
+    Mutant("hops: without a limit", "uplink", "_HOPS_MAX = 4 ", "_HOPS_MAX = 1 << 30 "),
+    Mutant("idle: closed without the peer's word", "idle",
+           "            if self.is_claimed or not lately:\n", "            if True:\n"),
+    Mutant("inbox: nothing is written for who asked again", "inbox",
+           "            if 0 < arriving.attempts < _ATTEMPTS_MAX:\n",
+           "            if True:\n                return\n            if False:\n"),
+    Mutant("spread: a failed sender keeps its turn", "spread",
+           "        failed = self._sending.pop(peer, None)\n", "        failed = self._sending.get(peer)\n"),
+    Mutant("daemon: an order is claimed without a look", "daemon_link",
+           "return [key for key in self._pending.pop(node, []) if self._claim(key)]",
+           "return [key for key in self._pending.get(node, []) if self._claim(key)][:1]"),
+    Mutant("ledger: room is not given back", "ledger",
+           "        self.forwarded -= forwarded is not None and forwarded.remote is None\n", ""),
+]  # fmt: skip
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Loads one module of fastrt.cluster from changed text."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._name = f"fastrt.cluster.{mutant.module}"
+        self._path = str(CLUSTER / f"{mutant.module}.py")
+        text = Path(self._path).read_text()
+        if text.count(mutant.old) != 1:
+            raise ValueError(f"mutant {mutant.name!r}: its text occurs {text.count(mutant.old)} times")
+        self._text = text.replace(mutant.old, mutant.new)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        return importlib.util.spec_from_loader(name, self, origin=self._path)
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_data(self, path: str) -> bytes:
+        return self._text.encode()
+
+    def get_code(self, fullname: str) -> Any:
+        return compile(self._text, self._path, "exec")
+
+
+def install(name: str) -> None:
+    """Have the next import of a mutant's module load the mutant."""
+    mutant = next(one for one in MUTANTS if one.name == name)
+    sys.meta_path.insert(0, _Finder(mutant))

@@ -1,0 +1,575 @@
+"""A node of the simulated cluster: a real arena, the daemon's real parts, and the real uplink.
+
+The daemon is not a process here but a set of callbacks: what it does is the real `Admission`, `KeptObjectTable` and
+`Janitor`. The uplink is the real `Uplink`; only its sockets, its clock and its waiting thread are the simulator's.
+Workers and drivers run the programs of `program` through the real core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import posix_ipc
+
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions, handles, remote
+from fastrt._core.repair.fsck import fsck, usage
+from fastrt._core.tasks import admission as core_admission
+from fastrt._core.tasks import submission
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.uplink import Uplink
+from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.node.admission import Admission
+from fastrt.node.janitor import Janitor
+from fastrt.node.kept import KeptObjectTable
+from fastrt.store import messages
+from fastrt.store.client import Store
+from fastrt.store.serialize import serialize
+from fastrt.store.waiter import LoopWaiter
+from fastrt.tasks.cancel import cancel_in
+from fastrt.tasks.options import RETRIES_FOREVER
+from fastrt.tasks.resources import Demand, export, parts_of
+
+from .program import VALUE, Program, TaskSpec
+from .world import Process, World, pause
+
+CODE = b"the code of every task " * 4
+DIGEST = hashlib.blake2b(CODE, digest_size=16).digest()
+STORE_BYTES = 48 << 20
+BURY_S = (0.0005, 0.03)  # after a death
+RESTART_S = (0.05, 0.4)  # of an uplink
+BACKLOG_S = 300e-6
+
+
+class SimWaiter(LoopWaiter):
+    """A waiter without a thread: the node polls it after each step of a process there."""
+
+    def __init__(self, store: Store, loop: Any) -> None:
+        super().__init__(store, loop)
+        self._process = loop._process
+        self._process.waiter = self
+        self._serving = False
+        self._due = 0.0
+
+    def _start(self) -> None:
+        self._running = True
+
+    def stir(self) -> None:
+        self._due = 0.0
+
+    def poll(self) -> None:
+        if self._serving or self._ended or not self._process.alive:
+            return
+        found = self._watch.wait(0.0) if len(self._watch) else []
+        now = self._process.world.now
+        if found or (self._sources and (now >= self._due or self._watch.word() != self._seen)):
+            self._serving = True
+            self.loop.call_soon(self._serve, found[::-1])
+
+    def _rest(self) -> None:
+        super()._rest()
+        self._serving = False
+        world = self._process.world
+        self._due = world.now + self._patience_s
+        if self._sources and self._patience_s < 60.0:
+            world.at(max(self._due, world.now + 1e-6), self.poll)
+
+
+class SimAdmission(Admission):
+    """The daemon's admission; the node calls `refresh` when a record has changed."""
+
+    def _listen(self) -> None:
+        pass
+
+
+class Link:
+    """The daemon's end of a connection, or the uplink's: messages arrive in order, after a moment."""
+
+    def __init__(self, world: World, receive: Callable[[Any], None], repeats: tuple[type, ...] = ()) -> None:
+        self._world = world
+        self._receive = receive
+        self._repeats = repeats
+        self._last_at = 0.0
+        self.is_open = True
+
+    def post(self, message: Any) -> bool:
+        times = 2 if isinstance(message, self._repeats) and self._world.rng.random() < 0.05 else 1
+        for _ in range(times):
+            self._last_at = max(self._last_at + 1e-6, self._world.now + BACKLOG_S * self._world.rng.random())
+            self._world.at(self._last_at, lambda: self._receive(message) if self.is_open else None)
+        return self.is_open
+
+    send = post
+
+    def fileno(self) -> int:
+        return 1
+
+
+class Lasting:
+    """The uplink's connection to its daemon."""
+
+    def __init__(self, node: Node, process: Process) -> None:
+        self.to_uplink = Link(node.world, lambda message: process.call(self.deliver, message),
+                              (messages.Forward, messages.Fetch, messages.Resources))  # fmt: skip
+        self.to_daemon = Link(node.world, lambda message: node.on_message(self.to_uplink, message))
+        self.deliver: Callable[[Any], None] = lambda message: None
+        self.send = self.to_daemon.post
+
+    def close(self) -> None:
+        self.to_uplink.is_open = False
+
+
+class Native:
+    """A node's native stream: only the table of what it offers."""
+
+    def __init__(self, store: Store, access: Any, process: Process, address: str) -> None:
+        from fastrt.cluster.large_values import Offers
+
+        self.offers = Offers(store)
+        self.access = access
+        self.process = process
+        self.address = address
+        process.world.network.natives[address] = self
+
+    def close(self) -> None:
+        self.process.world.network.natives.pop(self.address, None)
+
+
+class Puller:
+    """Brings values over the world's network."""
+
+    def __init__(self, table: Any, identity: Any, *args: Any) -> None:
+        self._table = table
+        self._process = asyncio.get_running_loop()._process  # type: ignore[attr-defined]
+
+    def ask(self, objrefs: list[int], address: str) -> Any:
+        found, receipts = self._table.begin_many(objrefs)
+        for receipt in receipts:
+            self._process.world.network.fetch(self._process, receipt, address)
+        return found
+
+    def cancel(self, receipt: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Member:
+    """A process with a slot in the arena."""
+
+    def __init__(self, node: Node, kind: int, name: str) -> None:
+        self.node = node
+        self.process = Process(node.world, node.host, name)
+        self.slot, gen = clients.admit(node.segment, os.getpid(), kind, name)
+        self.client = Client(node.segment, self.slot, gen)
+        self.store = Store(self.client, 0.0, tell=self._tell)
+        self.store.users.clear()
+        self.process.after_step = node.after_step
+
+    def _tell(self, message: Any) -> bool:
+        self.node.to_daemon(message)
+        return True
+
+    async def load(self, ref: Any) -> Any:
+        """The value of a ready reference, whose bytes may be on another node.
+
+        Raises:
+            Exception: the error that it holds.
+        """
+        wait_s = 0.02
+        while remote.is_missing(self.client, ref):
+            self._tell(messages.Restore(ref.index, ref.objref))
+            await pause(wait_s)
+            wait_s = min(1.0, 2 * wait_s)
+        return self.store.load(ref, True)
+
+
+class Worker(Member):
+    """A worker: claims tasks and runs them by the program."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, clients.KIND_WORKER, "worker")
+        self.idle: asyncio.Future[None] | None = None
+        self.task = -1
+        self.interrupted: asyncio.Event | None = None
+        self.process.start(self.main)
+
+    async def main(self) -> None:
+        while True:
+            task = core.next_task(self.client, 0.0, 0.0)
+            if task < 0:
+                self.idle = asyncio.get_running_loop().create_future()
+                await self.idle
+                continue
+            self.task = task
+            self.interrupted = asyncio.Event()
+            try:
+                await self.run(task)
+            except FastrtError as exc:
+                self.store.put_error(task, exc)
+                core.finish(self.client, task)
+            self.task = -1
+
+    def wake(self) -> None:
+        idle, self.idle = self.idle, None
+        if idle is not None and not idle.done():
+            idle.set_result(None)
+
+    async def run(self, task: int) -> None:
+        cluster = self.node.cluster
+        _, (number, *refs), _ = core.arguments(self.client, task)
+        spec = cluster.program.tasks[number]
+        cluster.starts[number] = cluster.starts.get(number, 0) + 1
+        cluster.world.say(f"{self.node.host} runs task {number}")
+        scope: dict[str, Any] = {}
+        try:
+            for key, ref in zip(spec.args, refs, strict=True):
+                scope[key] = ref
+                value = await self.load(ref)
+                cluster.check(key, value, f"task {number} on {self.node.host}")
+                for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
+                    scope.setdefault(inner, inside)
+            if spec.duration_s:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.interrupted.wait(), spec.duration_s)
+            if core.cancelled(self.client, task):
+                raise TaskCancelledError("it was cancelled while it ran")
+            if spec.fails:
+                raise FastrtError(f"task {number} fails")
+        except Exception as exc:
+            error = exc.with_traceback(None)
+            if isinstance(exc, AssertionError):
+                raise
+            cluster.world.say(f"{self.node.host} task {number} has failed: {type(exc).__name__}: {exc}")
+            self.store.put_error(task, error)
+            core.finish(self.client, task)
+            return
+        for key in spec.puts:
+            scope[key] = self.node.put(self, key, scope)
+        for kid in spec.kids:
+            self.node.submit(self, cluster.program.tasks[kid], scope)
+        for k, key in enumerate(spec.results):
+            if len(spec.results) == 1 and not cluster.program.contents[key] and not cluster.program.sizes[key]:
+                assert core.finish_scalar(self.client, task, key)
+                return
+            self.store.put_result(task, k, serialize(self.node.value(key, scope)))
+        core.finish(self.client, task)
+
+
+class Driver(Member):
+    """A driver: submits, reads, passes on and drops by the program."""
+
+    def __init__(self, node: Node, ops: list[tuple], index: int) -> None:
+        super().__init__(node, clients.KIND_DRIVER, f"driver{index}")
+        self.ops = ops
+        self.refs: dict[str, Any] = {}
+        self.is_done = False
+        self.doing: Any = None
+        self.waiter = SimWaiter(self.store, self.process.loop)
+        data = self.store.put(CODE)
+        self.function = functions.find_function(self.client, DIGEST) or functions.add_function(
+            self.client, DIGEST, data, "f"
+        )
+        self.process.start(self.main)
+
+    async def ready(self, ref: Any) -> None:
+        if not handles.is_ready(self.client, ref):
+            future = asyncio.get_running_loop().create_future()
+            self.waiter.add(ref, lambda ref: future.done() or future.set_result(None))
+            await future
+
+    async def get(self, key: str, ref: Any, deep: int, seen: set[str]) -> None:
+        """Read an object and what it contains, and check it."""
+        cluster = self.node.cluster
+        self.doing = "get", key, ref.objref
+        await self.ready(ref)
+        try:
+            value = await self.load(ref)
+        except Exception as exc:
+            if isinstance(exc, AssertionError):
+                raise
+            cluster.check_error(key, exc.with_traceback(None), f"the driver on {self.node.host}")
+            return
+        cluster.check(key, value, f"the driver on {self.node.host}")
+        for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
+            self.refs.setdefault(inner, inside)
+            if deep and inner not in seen:
+                seen.add(inner)
+                await self.get(inner, inside, deep - 1, seen)
+
+    async def main(self) -> None:
+        cluster = self.node.cluster
+        for what, *rest in self.ops[1:]:
+            self.doing = what, rest
+            if what == "put":
+                self.refs[rest[0]] = self.node.put(self, rest[0], self.refs)
+            elif what == "submit":
+                spec = cluster.program.tasks[rest[0]]
+                if all(key in self.refs for key in spec.args):
+                    self.node.submit(self, spec, self.refs)
+                    cluster.submitted.add(spec.number)
+            elif what == "get" and rest[0] in self.refs:
+                await self.get(rest[0], self.refs[rest[0]], 0, set())
+            elif what == "drop":
+                self.refs.pop(rest[0], None)
+            elif what == "cancel":
+                ref = self.refs.get(cluster.program.tasks[rest[0]].results[0])
+                if ref is not None:
+                    cancel_in(self.store, ref)
+            elif what == "sleep":
+                await pause(rest[0])
+            else:
+                await pause(0)
+        seen: set[str] = set()
+        for key in list(self.refs):
+            if key not in seen:
+                seen.add(key)
+                await self.get(key, self.refs[key], 3, seen)
+        self.doing = "nothing"
+        self.refs.clear()
+        self.is_done = True
+
+
+def inside_of(value: Any) -> list[Any]:
+    """The references in a value."""
+    return value[2] if isinstance(value, tuple) else []
+
+
+class UplinkMember(Member):
+    """The uplink's process."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, clients.KIND_TOOL, "uplink")
+        self.lasting = Lasting(node, self.process)
+        self.store.tell = self.lasting.send
+        self.store.serves = True
+        self.uplink: Any = None
+        self.process.on_failure = self._failed
+        self.process.start(self.main)
+
+    async def main(self) -> None:
+        node = self.node
+        settings = {
+            "head": node.cluster.head_address, "listen": node.address(), "name": node.host,
+            "workers": node.cpus, "join_first": False, "lineage_bytes": 64 << 20, "keep_bytes": 16 << 10,
+            "peer_idle_s": 4.0, "standby": "",
+        }  # fmt: skip
+        self.uplink = Uplink(self.store, settings, node.cluster.access, self.lasting)
+        self.lasting.deliver = self.uplink._orders._on_message
+        await self.uplink.run()
+
+    def _failed(self, exc: BaseException) -> None:
+        world = self.node.world
+        if isinstance(exc, FastrtError):
+            world.say(f"{self.node.host}: the uplink ends: {exc}")
+            self.node.kill(self)
+        else:
+            world.violation(f"the uplink of {self.node.host} raised {type(exc).__name__}: {exc}", exc)
+
+
+def _segment() -> Segment:
+    """An arena. Its name comes from the seed, so a run that was killed, or runs beside, may have it."""
+    while True:
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            return Segment.create(STORE_BYTES, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
+
+
+class Node:
+    """One node.
+
+    Args:
+        cluster: the simulated cluster.
+        number: of its host.
+        cpus: workers.
+    """
+
+    def __init__(self, cluster: Any, number: int, cpus: int) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        self.host = f"n{number}"
+        self.number, self.cpus = number, cpus
+        self.alive = True
+        self.slowness = 1.0
+        self._ports = 0
+        self.segment = _segment()
+        slot, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DAEMON, "daemon")
+        self.client = Client(self.segment, slot, gen)
+        self.store = Store(self.client, 0.0)
+        self.janitor = Janitor(self.store)
+        self.kept = KeptObjectTable(self.client)
+        self.members: dict[int, Member] = {}
+        self.admission = SimAdmission(
+            self.store, cpus, {}, True, self._runs_here, lambda slot: False, lambda: None, self.world.say
+        )
+        self._seen = 0
+        self._in_step = False
+        self.workers = [self._add(Worker(self)) for _ in range(cpus)]
+        self.uplink: Any = self._add(UplinkMember(self))
+        self.drivers: list[Driver] = []
+        self.world.after(1.0, self._tend)
+
+    def _add(self, member: Any) -> Any:
+        self.members[member.slot] = member
+        member.process.slowness = self.slowness
+        return member
+
+    def add_driver(self, ops: list[tuple], index: int) -> Driver:
+        driver = self._add(Driver(self, ops, index))
+        self.drivers.append(driver)
+        return driver
+
+    def address(self) -> str:
+        self._ports += 1
+        return f"10.0.{self.number}.1:{self.cluster.next_port()}"
+
+    def _runs_here(self, slot: int) -> bool:
+        return slot in self.members and not isinstance(self.members[slot], UplinkMember)
+
+    # ---- the daemon ----
+
+    def to_daemon(self, message: Any) -> None:
+        self.world.after(BACKLOG_S * self.world.rng.random(), lambda: self.on_message(None, message))
+
+    def on_message(self, link: Any, message: Any) -> None:
+        if not self.alive:
+            return
+        if isinstance(message, messages.ClusterNodes):
+            self.kept.connect(link)
+            self.admission.on_cluster(link, message)
+        elif isinstance(message, messages.Restore):
+            if remote.is_remote(self.client, message.entry, message.objref) and self.admission.uplink is not None:
+                self.admission.uplink.post(messages.Fetch(message.entry, message.objref))
+        elif isinstance(message, messages.Holds):
+            self.admission.on_holds(link, message)
+        elif isinstance(message, messages.KeepObject):
+            self.kept.keep(link, message)
+        elif isinstance(message, messages.ReleaseObject):
+            self.kept.release(link, message)
+        self.after_step()
+
+    def _tend(self) -> None:
+        if self.alive:
+            self.admission.refresh()
+            self.kept.tend(self.admission.uplink)
+            self.after_step()
+            self.world.after(1.0, self._tend)
+
+    def drop_copies(self) -> None:
+        """Drop copies of values that other nodes keep, as a full store does."""
+        for index, objref, _, _ in remote.sources(self.client):
+            if self.world.rng.random() < 0.5:
+                remote.drop_copy(self.client, index, objref)
+
+    def after_step(self) -> None:
+        """What the arena's wakes do: waiters look, idle workers claim, the daemon reads changed records."""
+        if self._in_step or not self.alive:
+            return
+        self._in_step = True
+        for member in list(self.members.values()):
+            waiter = getattr(member.process, "waiter", None)
+            if waiter is not None:
+                waiter.poll()
+        if core.queued(self.client):
+            idle = [worker for worker in self.workers if worker.idle is not None and worker.process.alive]
+            for worker in idle[: core.queued(self.client)]:
+                worker.process.call(worker.wake)
+        seen = core_admission.wait_news(self.client, 0xFFFFFFFF, 0.0)  # no sleep: the word differs
+        if seen != self._seen:
+            self._seen = seen
+            self.admission.refresh()
+        self._in_step = False
+
+    # ---- deaths ----
+
+    def kill(self, member: Any) -> None:
+        """Kill a process; the daemon notices a moment later, and starts another one in its place."""
+        if not member.process.alive:
+            return
+        self.world.say(f"{self.host}: {member.process.name} is killed")
+        member.process.kill()
+        member.client.abandon()
+        self.world.after(self.world.rng.uniform(*BURY_S), lambda: self._bury(member))
+
+    def _bury(self, member: Any) -> None:
+        if not self.alive:
+            return
+        if isinstance(member, UplinkMember):
+            member.lasting.close()
+            self.admission.on_hang_up(member.lasting.to_uplink)
+            self.world.after(self.world.rng.uniform(*RESTART_S), self._new_uplink)
+        self.janitor.bury(member.slot, os.getpid(), "was killed")
+        self.janitor.wake_all()
+        del self.members[member.slot]
+        if isinstance(member, Worker):
+            self.workers.remove(member)
+            self.workers.append(self._add(Worker(self)))
+        self.after_step()
+
+    def _new_uplink(self) -> None:
+        if self.alive:
+            self.uplink = self._add(UplinkMember(self))
+
+    def interrupt(self) -> None:
+        """Wake the processes whose task was cancelled."""
+        for member in self.members.values():
+            if isinstance(member, Worker) and member.task >= 0 and core.cancelled(member.client, member.task):
+                if member.interrupted is not None:
+                    member.process.call(member.interrupted.set)
+            elif isinstance(member, UplinkMember):
+                for handler in list(member.process.loop.handlers.items()):
+                    if handler[0] == 2:
+                        member.process.call(handler[1])
+
+    def lose(self) -> None:
+        """The machine stops: no process of it runs any more, and its memory is gone."""
+        self.world.say(f"{self.host} is lost")
+        self.alive = False
+        for member in list(self.members.values()):
+            if member.process.alive:
+                member.process.kill()
+            member.client.abandon()
+        self.client.abandon()
+        os.close(self.admission.news)
+        self.segment.unlink()
+
+    # ---- for members ----
+
+    def value(self, key: str, scope: dict[str, Any]) -> Any:
+        program: Program = self.cluster.program
+        return key, program.padding(key), [scope[one] for one in program.contents[key]]
+
+    def put(self, member: Member, key: str, scope: dict[str, Any]) -> Any:
+        program: Program = self.cluster.program
+        missing = [one for one in program.contents[key] if one not in scope]
+        assert not missing or self.cluster.program.outcome[key] != VALUE or self.cluster.may_lose, (key, missing)
+        if missing:
+            return member.store.put_serialized(serialize(FastrtError("its parts are lost")), True)
+        return member.store.put(self.value(key, scope))
+
+    def submit(self, member: Member, spec: TaskSpec, scope: dict[str, Any]) -> None:
+        function = functions.find_function(member.client, DIGEST)
+        demand = None
+        if spec.cpus:
+            demand = export(member.store, Demand(parts_of({"CPU": spec.cpus})))
+        retries = RETRIES_FOREVER if spec.retries < 0 else spec.retries
+        options = submission.TaskOptions(function, len(spec.results), retries, demand=demand)
+        made = submission.submit(member.client, options, (spec.number, *(scope[key] for key in spec.args)))
+        scope.update(zip(spec.results, [made] if len(spec.results) == 1 else made, strict=True))
+
+    # ---- at the end ----
+
+    def leftovers(self) -> list[str]:
+        """What is left in the arena once nothing uses it."""
+        found = usage(self.client)
+        said = [f"{self.host}: {found['tasks']} tasks are left"] if found["tasks"] else []
+        rows = [name for name in ("placing",) if self.admission.placing.placed() or self.admission.placing.waiting()]
+        said += [f"{self.host}: {name} still counts tasks" for name in rows]
+        said += [f"{self.host}: {line}" for line in fsck(self.client, True)]
+        return said

@@ -1,0 +1,42 @@
+"""The simulator's short form: a few seeds with faults, the same seeds again, and a fault that must be found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .mutants import CLUSTER, MUTANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seeds", "8", "--mixed"], ["--seed", "3", "--seeds", "2", "--replay", "--mixed"]]
+)
+def test_seeds_hold_and_repeat(arguments):
+    ran = simulate("--no-shrink", *arguments)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_fault_is_found_and_its_seed_is_printed():
+    ran = simulate("--mutant", "release: always of one name", "--seeds", "10", "--mixed", "--first", "--no-shrink")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "FAILED: python -m tests.simulation --seed" in ran.stdout
+
+
+def test_every_mutant_still_applies():
+    for mutant in MUTANTS:
+        assert (CLUSTER / f"{mutant.module}.py").read_text().count(mutant.old) == 1, mutant.name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_many_seeds_hold():
+    ran = simulate("--seed", "100", "--seeds", "200", "--mixed", "--jobs", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,225 @@
+"""Virtual time and processes in one interpreter. Everything random comes from one seed.
+
+A process is an event loop that shares the world's clock. `World.run` steps one process at a time; where several can
+run, the seed chooses. A killed process is not stepped any more: none of its code runs, as after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+STEP_S = 20e-6  # of CPU that one step of a process takes, times its slowness
+
+
+class _Selector:
+    """Waits for nothing: the world steps a loop only when it has work."""
+
+    def select(self, timeout: float | None) -> list[Any]:
+        return []
+
+
+class Loop(asyncio.BaseEventLoop):
+    """The event loop of one process."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._selector = _Selector()
+        self._clock_resolution = 1e-9
+        self._process = process
+        self.handlers: dict[int, Callable[[], None]] = {}
+
+    def time(self) -> float:
+        return self._process.world.now
+
+    def _process_events(self, events: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def add_signal_handler(self, number: int, callback: Any, *args: Any) -> None:
+        self.handlers[number] = lambda: callback(*args)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._process.failed(context.get("exception") or AssertionError(context.get("message")))
+
+    def due(self) -> float | None:
+        """When it has work; None: no time is known."""
+        if self._ready:
+            return 0.0
+        while self._scheduled and self._scheduled[0]._cancelled:
+            handle = heapq.heappop(self._scheduled)
+            handle._scheduled = False
+            self._timer_cancelled_count = max(0, self._timer_cancelled_count - 1)
+        return self._scheduled[0]._when if self._scheduled else None
+
+    def step(self) -> None:
+        asyncio._set_running_loop(self)
+        try:
+            self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+
+
+class Process:
+    """One process: its loop, its host, and how slow it is."""
+
+    def __init__(self, world: World, host: str, name: str) -> None:
+        self.world = world
+        self.host = host
+        self.name = name
+        self.alive = True
+        self.ready_at = world.now
+        self.slowness = 1.0
+        self.loop = Loop(self)
+        self.after_step: Callable[[], None] = _nothing
+        self.on_failure: Callable[[BaseException], None] | None = None
+        self.context = contextvars.Context()  # not the caller's: what runs here must not leak into other processes
+
+    def start(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        def begin() -> None:
+            self.main = self.loop.create_task(main())
+            self.main.add_done_callback(self._ended)
+
+        self.loop.call_soon(begin)
+        self.world.processes.append(self)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.failed(task.exception())
+
+    def failed(self, exc: BaseException) -> None:
+        if not self.alive:
+            return
+        if self.on_failure is not None:
+            self.on_failure(exc)
+        else:
+            self.world.violation(f"{self.name} of {self.host} raised {type(exc).__name__}: {exc}", exc)
+
+    def kill(self) -> None:
+        """End it at once: it runs no more code, and its connections are reset."""
+        if self.alive:
+            self.alive = False
+            self.world.processes.remove(self)
+            self.world.graveyard.append(self)
+            self.world.network.process_died(self)
+
+    def due(self) -> float | None:
+        due = self.loop.due()
+        return None if due is None else max(due, self.ready_at)
+
+    def step(self) -> None:
+        world = self.world
+        before, world.current = world.current, self
+        try:
+            self.loop.step()
+        finally:
+            world.current = before
+        self.ready_at = world.now + STEP_S * self.slowness * (0.5 + world.rng.random())
+        self.after_step()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function as this process, soon."""
+        if self.alive:
+            self.loop.call_soon(function, *args)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class World:
+    """The clock, the processes and everything that is to happen."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 1000.0
+        self.processes: list[Process] = []
+        self.graveyard: list[Process] = []
+        self.current: Process | None = None
+        self.steps = 0
+        self.digest = 0  # of the order in which everything happened
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.network: Any = None
+        self.violations: list[str] = []
+        self.log: deque[str] = deque(maxlen=4000)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def say(self, text: str) -> None:
+        self.log.append(f"{self.now - 1000.0:10.6f} {text}")
+
+    def violation(self, why: str, exc: BaseException | None = None) -> None:
+        import traceback
+
+        if exc is not None:
+            why += "\n" + "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))[-3000:]
+        self.say(f"VIOLATION {why}")
+        self.violations.append(why)
+
+    def at(self, when: float, then: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, then))
+
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        self.at(self.now + seconds, then)
+
+    def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
+        """Step until a time, until `done`, or until an invariant does not hold."""
+        while not self.violations and not (done is not None and done()):
+            now = self.now
+            event_at = self._events[0][0] if self._events else math.inf
+            dues = [(max(due, now), one) for one in self.processes if (due := one.due()) is not None]
+            first = min(event_at, min((due for due, _ in dues), default=math.inf))
+            if first > until:
+                self.now = until
+                return
+            self.now = max(now, first)
+            if event_at <= self.now:
+                heapq.heappop(self._events)[2]()
+                continue
+            able = [one for due, one in dues if due <= self.now]
+            process = able[0] if len(able) == 1 else self.rng.choice(able)
+            self.steps += 1
+            self.digest = hash((self.digest, process.name, process.host, round(self.now * 1e7)))
+            process.step()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def pause(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.call_later(seconds, lambda: over.done() or over.set_result(None))
+    await over
+
+
+@contextlib.contextmanager
+def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes for a while."""
+    before = [(target, name, getattr(target, name)) for target, name, _ in changes]
+    try:
+        for target, name, value in changes:
+            setattr(target, name, value)
+        yield
+    finally:
+        for target, name, value in reversed(before):
+            setattr(target, name, value)
