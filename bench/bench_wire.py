@@ -20,7 +20,7 @@ def foreign() -> Iterator[Foreign]:
         cluster = Cluster(stack)
         made = Foreign(cluster, stack, function="foreign")
         request, reply = RAY.methods("ObjStore")["ObjStoreInfo"]
-        channel = stack.enter_context(cluster.open_channel(cluster.store))
+        channel = stack.enter_context(cluster.certified.open_channel(cluster.store))
         look = channel.unary_unary("/ObjStore/ObjStoreInfo", request.SerializeToString, reply.FromString)
         made.look = lambda: look(request(), timeout=20)
         yield made
