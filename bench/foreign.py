@@ -191,6 +191,7 @@ class Foreign:
         self._arrived: dict[int, threading.Event] = {}
         self._dropped: deque[int] = deque()
         self._dropping = False
+        self._working: threading.Thread | None = None
         self.stored: dict[int, bytes] = {}
         self.dropped = 0
         server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
@@ -200,6 +201,7 @@ class Foreign:
         address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', cluster.certified.server_credentials())}"
         server.start()
         stack.callback(lambda: server.stop(None).wait())
+        stack.callback(lambda: self._working and self._working.join())
         self.store_number = self.call("RegisterObjStore", objstore_address=address).objstoreid
         self.worker = self.call("RegisterWorker", worker_address=address, objstore_address=address).workerid
         if function is not None:
@@ -214,7 +216,12 @@ class Foreign:
         """Call a method of the scheduler; `then` gets the answer, on grpc's thread."""
         self.rpcs[method] += 1
         future = self._methods[method].future(self._requests[method](**fields), timeout=START_S)
-        future.add_done_callback(lambda done: then(done.result()))
+
+        def ended(done: Any) -> None:
+            if done.code() is not grpc.StatusCode.CANCELLED:  # by the end of this program
+                then(done.result())
+
+        future.add_done_callback(ended)
 
     def square(self, x: int, name: str = "exported_square.square") -> Any:
         """The `Call` message of a function of one number."""
@@ -316,7 +323,8 @@ class Foreign:
 
     def _invoke(self, request: Any) -> Any:
         """Run a call, whose result is its argument, on another thread than the one that accepts it."""
-        threading.Thread(target=self._work, args=(request.call,)).start()
+        self._working = threading.Thread(target=self._work, args=(request.call,))
+        self._working.start()
         return RAY.message("InvokeCallReply")()
 
     def _work(self, call: Any) -> None:
