@@ -6,9 +6,11 @@ The foreign program is this process: client and store in plain grpc (`foreign.py
 result for its own store by `RequestObj`, gets it by `StreamObj`, reports it by `ObjReady`, and drops its reference; the
 scheduler then orders both stores to deallocate it. One at a time is timed from `RemoteCall` to the arrival of the
 last byte; in flight, from the first call until all results have arrived. Printed beside: the RPCs that the foreign
-program makes and serves for one call, processor time of a call in each process, and an empty unary handler of plain
-grpc in the same run. `--before` names the `src` folder of another build of fastrt, whose node takes turns with this
-one's.
+program makes and serves for one call, and processor time of a call in each process.
+
+The same program at a scheduler that answers and does nothing else takes its turn in each round: no scheduler that
+speaks gRPC is faster. An empty unary handler of plain grpc ends the run. `--before` names the `src` folder of another
+build of fastrt, whose node takes turns with this one's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
-from foreign import Cluster, Empty, Foreign, cpu_s
+from foreign import Cluster, Empty, Foreign, Nothing, cpu_s
 
 ALONE, MANY, IN_FLIGHT = 150, 800, 100
 REQUIRED_MS, REQUIRED_RATE = 1.5, 1200.0
@@ -29,17 +31,17 @@ DROP_S = 30.0
 
 
 class Side:
-    """One build of fastrt, and the figures of its rounds.
+    """One scheduler, a foreign program at it, and the figures of its rounds.
 
     Args:
         name: printed.
-        source: its `src` folder; None: this one.
-        stack: ends its node.
+        cluster: the scheduler.
+        stack: ends the program.
     """
 
-    def __init__(self, name: str, source: str | None, stack: ExitStack) -> None:
+    def __init__(self, name: str, cluster: Cluster | Nothing, stack: ExitStack) -> None:
         self.name = name
-        self._cluster = Cluster(stack, source)
+        self._cluster = cluster
         self._foreign = Foreign(self._cluster, stack)
         self._number = 0
         self.figures: dict[str, list[float]] = {}
@@ -127,8 +129,9 @@ def main(rounds: int, before: str | None) -> None:
     """Measure in turns, and print the medians."""
     with ExitStack() as stack:
         empty = Empty(stack)
-        sides = [Side("before", before, stack)] if before else []
-        sides.append(Side("now", None, stack))
+        sides = [Side("before", Cluster(stack, before), stack)] if before else []
+        sides.append(Side("now", Cluster(stack), stack))
+        sides.append(Side("a scheduler that does nothing", Nothing(stack), stack))
         for turn in range(rounds + 1):
             for side in sides:
                 side.round(turn > 0)

@@ -2,6 +2,7 @@
 
 Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON] [--ray-python PYTHON] [--tls]
 
+"1 KiB" are small objects, delivered one after the other, beside as many exchanges of 1 KiB and an answer by plain TCP.
 "empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: the
 upper bound that gRPC itself sets. iperf3 is left out where it is not installed, Arrow Flight and Ray where PYTHON
 (default: this one) has no pyarrow or no Ray; Ray has two nodes on this machine, and is timed from the moment when the
@@ -54,6 +55,7 @@ from fastrt.objstore.push import CHUNK_BYTES
 from fastrt.observe.profile import TwoNodes
 
 MANY, EACH = 10_000, 64 << 10
+SMALL, SMALLS = 1 << 10, 300  # bytes of a small object, and how many are delivered one after the other
 WIDTH = 110
 # (transfer, reference, the least ratio of their rates)
 REQUIRED = (
@@ -64,6 +66,7 @@ REQUIRED = (
     ("empty gRPC", "iperf3", 0.8),
     ("grpc", "Arrow Flight", 1.4),
     ("10,000 x 64 KiB", "native", 0.5),
+    ("1 KiB", "1 KiB, plain TCP", 0.334),
     ("sealed", "clear", 0.5),
     ("sealed, 10,000 x 64 KiB", "clear, 10,000 x 64 KiB", 0.5),
 )
@@ -325,6 +328,8 @@ def main(rounds: int, size: str, flight_python: str, ray_python: str, tls: bool,
             return seconds
 
         runs["10,000 x 64 KiB"] = many
+        runs["1 KiB, plain TCP"] = lambda: nodes.send_each(SMALLS, SMALL)
+        runs["1 KiB"] = lambda: nodes.deliver_each(SMALLS, SMALL)
         runs["empty gRPC"] = EmptyStream(nbytes, stack)
         if shutil.which("iperf3"):
             runs["iperf3"] = Iperf(nbytes, stack)
@@ -336,7 +341,8 @@ def main(rounds: int, size: str, flight_python: str, ray_python: str, tls: bool,
         for _ in range(rounds + 1):
             for name, run in runs.items():
                 times[name].append(run())
-    moved = {name: MANY * EACH if name.startswith("10,000") else nbytes for name in times}
+    small = dict.fromkeys(("1 KiB", "1 KiB, plain TCP"), SMALL)
+    moved = dict.fromkeys(times, nbytes) | {"10,000 x 64 KiB": MANY * EACH} | small
     show(times, moved)
     if json_path:
         with open(json_path, "w") as file:
@@ -346,10 +352,11 @@ def main(rounds: int, size: str, flight_python: str, ray_python: str, tls: bool,
 def show(times: dict[str, list[float]], moved: dict[str, int]) -> None:
     """Print the rates and the judgements; the first round, on fresh memory, is shown apart."""
     console = Console(width=None if Console().is_terminal else WIDTH)
-    table = Table("path", "median GB/s", "best", "first", box=box.SIMPLE)
+    table = Table("path", "median GB/s", "best", "first", "us each", box=box.SIMPLE)
     for name, found in times.items():
         rates = [moved[name] / seconds / 1e9 for seconds in found]
-        table.add_row(name, f"{statistics.median(rates[1:]):.2f}", f"{max(rates[1:]):.2f}", f"{rates[0]:.2f}")
+        each = f"{statistics.median(found[1:]) * 1e6:.0f}" if moved[name] == SMALL else ""
+        table.add_row(name, f"{statistics.median(rates[1:]):.2f}", f"{max(rates[1:]):.2f}", f"{rates[0]:.2f}", each)
     console.print(table)
     table = Table("required", "at least", "measured", "", box=box.SIMPLE)
     for name, beside, least in REQUIRED:

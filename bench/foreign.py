@@ -1,11 +1,13 @@
 """A program that is not fastrt's: a client, an object store and a worker in plain grpc, made from protos/ray alone.
 
 `Cluster` starts a node with a scheduler beside it; `Foreign` connects to them with the certificates that the node
-issues. `Empty` is a handler that does nothing, served and called by the same plain grpc: the floor of one RPC.
+issues. `Nothing` is a scheduler that answers and does nothing else: the floor of a whole call. `Empty` is a handler
+that does nothing, served and called by the same plain grpc: the floor of one RPC.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -24,6 +26,7 @@ import grpc
 import psutil
 
 from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import new_token
 
 RAY = message_set("ray")
 Call = RAY.message("Call")
@@ -37,6 +40,40 @@ def cpu_s(pid: int) -> float:
     """Processor seconds that a process has used so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+class Certified:
+    """The certificates that `fastrt token --pem` issues to a program, and the name that servers of the cluster show.
+
+    Args:
+        folder: for the files.
+        token_file: of the cluster.
+        env: the environment of the command.
+    """
+
+    def __init__(self, folder: Path, token_file: str, env: dict[str, str]) -> None:
+        self.folder = folder / "pem"
+        words = ["token", "--token-file", token_file, "--pem", str(self.folder)]
+        shown = subprocess.run([*_CLI, *words], env=env, capture_output=True, text=True, check=True).stdout
+        self.ca, self.key, self.chain = ((self.folder / f"{name}.pem").read_bytes() for name in ("ca", "key", "cert"))
+        self.credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
+        self.options = [("grpc.ssl_target_name_override", find(r"servers' name: (\S+)", shown))]
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """The credentials of a server that the scheduler and the node's store may call."""
+        return grpc.ssl_server_credentials([(self.key, self.chain)], self.ca, require_client_auth=True)
+
+    def open_channel(self, address: str) -> grpc.Channel:
+        """Open a channel to one of the cluster's services."""
+        return grpc.secure_channel(address, self.credentials, self.options)
+
+
+def find(pattern: str, text: str) -> str:
+    """The first group of a pattern in what a command printed."""
+    found = re.search(pattern, text, re.M)
+    if found is None:
+        raise RuntimeError(f"the command did not succeed; it printed:\n{text}")
+    return found[1]
 
 
 class Cluster:
@@ -72,23 +109,9 @@ class Cluster:
             printed += line
             if line.startswith("use it:"):
                 break
-        self.scheduler = self._find(r"^scheduler: +(\S+)", printed)
-        self.store = self._find(r"^store: +(\S+)", printed)
-        token_file = self._find(r"--token-file (\S+)", printed)
-        words = ["token", "--token-file", token_file, "--pem", str(folder / "pem")]
-        shown = subprocess.run([*_CLI, *words], env=self._env, capture_output=True, text=True, check=True).stdout
-        ca, self.key, self.chain = ((folder / "pem" / f"{name}.pem").read_bytes() for name in ("ca", "key", "cert"))
-        self.ca = ca
-        self.credentials = grpc.ssl_channel_credentials(ca, self.key, self.chain)
-        self.options = [("grpc.ssl_target_name_override", self._find(r"servers' name: (\S+)", shown))]
-
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """The credentials of a server that the scheduler and the node's store may call."""
-        return grpc.ssl_server_credentials([(self.key, self.chain)], self.ca, require_client_auth=True)
-
-    def open_channel(self, address: str) -> grpc.Channel:
-        """Open a channel to one of the cluster's services."""
-        return grpc.secure_channel(address, self.credentials, self.options)
+        self.scheduler = find(r"^scheduler: +(\S+)", printed)
+        self.store = find(r"^store: +(\S+)", printed)
+        self.certified = Certified(folder, find(r"--token-file (\S+)", printed), self._env)
 
     def processes(self) -> dict[str, int]:
         """Ids of the node's processes, by what they are."""
@@ -109,30 +132,55 @@ class Cluster:
             used[name.split(" ", maxsplit=1)[0]] += cpu_s(pid)
         return used
 
-    def _find(self, pattern: str, text: str) -> str:
-        found = re.search(pattern, text, re.M)
-        if found is None:
-            raise RuntimeError(f"the node did not start; it printed:\n{text}")
-        return found[1]
-
     def _end(self) -> None:
         self._head.send_signal(signal.SIGTERM)
         self._head.communicate(timeout=START_S)
+
+
+class Nothing:
+    """A scheduler and store that answer at once and do nothing else (`peers/nothing_scheduler.py`).
+
+    It takes the same RPCs of a foreign program and makes the same ones, on fastrt's server and caller. No function
+    runs, no state is kept, and there is no second process: what remains is gRPC, and the foreign program itself.
+
+    Args:
+        stack: ends it when it is closed.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        token_file = folder / "token"
+        token_file.write_text(new_token())
+        token_file.chmod(0o600)
+        self.certified = Certified(folder, str(token_file), dict(os.environ))
+        # Its text, not its file: in that folder `import fastrt` would find another one.
+        text = (Path(__file__).parent / "peers" / "nothing_scheduler.py").read_text()
+        shown = json.dumps({"folder": str(self.certified.folder), "name": self.certified.options[0][1]})
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text, shown], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        stack.callback(self._process.communicate)
+        assert self._process.stdout is not None
+        self.scheduler = self._process.stdout.readline().strip()
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds used so far."""
+        return {"scheduler": cpu_s(self._process.pid)}
 
 
 class Foreign:
     """A client that has a store and a worker, all in this process and in plain grpc.
 
     Args:
-        cluster: see `Cluster`.
+        cluster: the scheduler's address, and certificates.
         stack: ends it when it is closed.
         function: the name of a function that its worker registers; None: none.
     """
 
-    def __init__(self, cluster: Cluster, stack: ExitStack, function: str | None = None) -> None:
+    def __init__(self, cluster: Cluster | Nothing, stack: ExitStack, function: str | None = None) -> None:
         self.rpcs: Counter[str] = Counter()
         self.on_arrival: Callable[[int], None] = lambda ref: None
-        self._channel = stack.enter_context(cluster.open_channel(cluster.scheduler))
+        self._channel = stack.enter_context(cluster.certified.open_channel(cluster.scheduler))
         self._methods = {
             name: self._channel.unary_unary(f"/Scheduler/{name}", request.SerializeToString, reply.FromString)
             for name, (request, reply) in RAY.methods("Scheduler").items()
@@ -143,15 +191,17 @@ class Foreign:
         self._arrived: dict[int, threading.Event] = {}
         self._dropped: deque[int] = deque()
         self._dropping = False
+        self._working: threading.Thread | None = None
         self.stored: dict[int, bytes] = {}
         self.dropped = 0
         server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
         self._serve(server, "ObjStore", "StreamObj", self._stream_obj, grpc.stream_unary_rpc_method_handler)
         self._serve(server, "ObjStore", "DeallocateObject", self._deallocate, grpc.unary_unary_rpc_method_handler)
         self._serve(server, "WorkerService", "InvokeCall", self._invoke, grpc.unary_unary_rpc_method_handler)
-        address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', cluster.server_credentials())}"
+        address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', cluster.certified.server_credentials())}"
         server.start()
         stack.callback(lambda: server.stop(None).wait())
+        stack.callback(lambda: self._working and self._working.join())
         self.store_number = self.call("RegisterObjStore", objstore_address=address).objstoreid
         self.worker = self.call("RegisterWorker", worker_address=address, objstore_address=address).workerid
         if function is not None:
@@ -166,7 +216,12 @@ class Foreign:
         """Call a method of the scheduler; `then` gets the answer, on grpc's thread."""
         self.rpcs[method] += 1
         future = self._methods[method].future(self._requests[method](**fields), timeout=START_S)
-        future.add_done_callback(lambda done: then(done.result()))
+
+        def ended(done: Any) -> None:
+            if done.code() is not grpc.StatusCode.CANCELLED:  # by the end of this program
+                then(done.result())
+
+        future.add_done_callback(ended)
 
     def square(self, x: int, name: str = "exported_square.square") -> Any:
         """The `Call` message of a function of one number."""
@@ -250,7 +305,7 @@ class Foreign:
         for chunk in chunks:
             ref, data = chunk.objref, data + chunk.data
         self._keep(ref, data)
-        self.call("ObjReady", objref=ref, objstoreid=self.store_number)
+        self.start_call("ObjReady", lambda reply: None, objref=ref, objstoreid=self.store_number)
         self.on_arrival(ref)
         return self._ack
 
@@ -268,7 +323,8 @@ class Foreign:
 
     def _invoke(self, request: Any) -> Any:
         """Run a call, whose result is its argument, on another thread than the one that accepts it."""
-        threading.Thread(target=self._work, args=(request.call,)).start()
+        self._working = threading.Thread(target=self._work, args=(request.call,))
+        self._working.start()
         return RAY.message("InvokeCallReply")()
 
     def _work(self, call: Any) -> None:

@@ -21,7 +21,7 @@ from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
 from fastrt.observe import profile
-from fastrt.runtime.ray_bridge import exported
+from fastrt.runtime.ray_bridge import BRIEF_WORKERS, exported
 from fastrt.scheduler import SchedulerClient
 from fastrt.scheduler.client import SchedulerError
 from fastrt.transfer import obj
@@ -176,6 +176,24 @@ def test_many_calls_go_to_both_nodes(runtime, client, wait_until, tmp_path):
     assert [fetch(runtime, wait_until, ref).string_data.data for ref in met] == [b"a", b"b"]
     assert all(runtime.look(store).objref for store in runtime.stores)
     client.decrement([*met, *refs])
+
+
+def test_node_registers_more_workers_while_calls_are_brief(runtime, client, wait_until):
+    def workers():
+        return len(client.info().function_table["exported_work.square"].workerid)
+
+    refs = []
+
+    def there_are_more():
+        refs.extend(submit(client, "square", k)[0] for k in range(len(refs), len(refs) + 100))
+        return workers() == 2 * BRIEF_WORKERS
+
+    wait_until(there_are_more, "the further workers of both nodes", PATIENCE_S)
+    refs += [submit(client, "square", k)[0] for k in range(len(refs), len(refs) + 200)]
+    for k in (0, len(refs) // 2, len(refs) - 1):
+        assert fetch(runtime, wait_until, refs[k]).int_data.data == k * k
+    wait_until(lambda: len(client.info().avail_worker) == 2 * BRIEF_WORKERS, "all workers are idle again", PATIENCE_S)
+    client.decrement(refs)
 
 
 def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):

@@ -23,6 +23,7 @@ class Linked:
 
     def __init__(self, scheduler: Scheduler, token: str | None = None) -> None:
         self.orders: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.scheduler = scheduler
         self.link = SchedulerLink(scheduler.address, self._take, token)
         self.client = SchedulerClient(scheduler.address, token)
         self.addresses = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
@@ -87,6 +88,36 @@ def test_calls_come_over_the_stream_and_their_reports_go_in_one_batch(linked: Li
     info = linked.client.info()
     assert sorted(info.avail_worker) == linked.workers
     assert list(info.reference_count) == [1, 1]
+
+
+def test_deallocation_waits_for_another_call_and_goes_before_it(linked: Linked) -> None:
+    refs = [linked.client.push(linked.workers[0]) for _ in range(2)]
+    for ref in refs:
+        linked.client.ready(ref, linked.store)
+    linked.client.decrement(refs[:1])
+    linked.next("/ObjStore/DeallocateObject")  # nothing follows it: it is sent all the same
+    linked.client.decrement(refs[1:])
+    linked.client.remote_call({"name": "f"})
+    dropped, invoke = linked.next("/ObjStore/DeallocateObject"), linked.next("/WorkerService/InvokeCall")
+    assert dropped.number < invoke.number
+
+
+def test_address_added_to_a_link_gets_its_calls_over_it_and_over_the_next_stream(
+    linked: Linked, wait_until: Callable[..., None]
+) -> None:
+    for _ in linked.workers:
+        linked.client.remote_call({"name": "f"})
+        linked.next("/WorkerService/InvokeCall")
+    linked.addresses.append("127.0.0.1:6")
+    linked.link.attach(linked.addresses)
+    worker = linked.client.register_worker("127.0.0.1:6", linked.addresses[0])
+    linked.client.register_function(worker, "f", 1)
+    linked.client.remote_call({"name": "f"})
+    assert linked.next("/WorkerService/InvokeCall").address == "127.0.0.1:6"
+    batch = LINK["Exchange"][0](link=2**62, address=["127.0.0.1:8"])
+    assert raw(linked.scheduler, EXCHANGE, batch.SerializeToString()) is grpc.StatusCode.OK  # of no link
+    linked.link.close()
+    wait_until(lambda: not linked.client.info().function_table["f"].workerid, "all workers are lost with the link")
 
 
 def test_rejected_call_of_a_batch_leaves_the_others_and_has_its_words(linked: Linked) -> None:

@@ -529,6 +529,7 @@ LIES = {
     "a frame after the end": (frame(total=50), frame(total=50)),
     "half a frame": (HALF[:-10],),
     "an empty answer": (b"",),
+    "an object over a connection without a name": (frame(objref=2, total=50, status=4),),
 }
 
 
@@ -592,6 +593,6 @@ def test_noise_is_no_request(data: bytes) -> None:
 
 def test_request_is_read_as_written() -> None:
     written = wire.Request((1 << 32) - 1, (1 << 64) - 1, 1 << 63)
-    assert wire.read_request(wire.pack_request(written), 0) == written
+    assert wire.read_request(wire.pack_request(written), 0) == (wire.REQUEST_MAGIC, written)
     assert wire.HEAD.size == struct.calcsize("<4sHHIIIQQQQII") == 60
     assert source_module.ACTIVE_MAX * 3 < stream.PARTS_MAX

@@ -1,6 +1,7 @@
 """Sending an object to another store: DeliverObj's work.
 
-There are three ways. Another fastrt store gets the address of the native stream and fetches the object from there.
+There are three ways. Another fastrt store gets the address of the native stream and fetches the object from there; that
+connection then has a name, and further small objects are sent over it without a call before.
 Without a native stream (with TLS, where no data may be sent in the clear) it gets StreamObj with the arena's bytes in
 an envelope. Any other store gets StreamObj with a plain `Obj`. One small call, `Transfer.Fetch`, decides first; only
 fastrt implements it. A receiver that has the object already counts as success; a fastrt store that is receiving it from
@@ -12,6 +13,7 @@ thread that waits: a stream of one message is a unary call, whose answer is a ca
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,7 @@ from fastrt.net.grpc.caller import Caller, open_caller
 from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.transfer import obj
+from fastrt.transfer.source import Source
 from fastrt.transfer.table import Sealed, Table, TransferError
 
 CHUNK_BYTES = 1 << 20
@@ -76,6 +79,7 @@ class Pusher:
         chunk_bytes: the size of a message of StreamObj.
         timeout_s: for a whole delivery.
         options: gRPC channel options.
+        source: the native stream at `native_address`; None: every object is offered by a call.
     """
 
     def __init__(
@@ -87,8 +91,11 @@ class Pusher:
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float = 600.0,
         options: Sequence[tuple[str, Any]] = (),
+        source: Source | None = None,
     ) -> None:
         self._table = table
+        self._source = source
+        self._names: dict[str, int] = {}  # of the connections of stores, by address
         self._options = (*BULK_OPTIONS, *options)
         self._metadata = bearer(token) if token is not None else ()
         self._credentials = credentials
@@ -112,8 +119,12 @@ class Pusher:
             grpc.RpcError: the other store rejects it, or cannot be reached.
         """
         sealed = self._table.read(objref)  # pinned until the end, so that it is not spilled meanwhile
+        if self._source is not None and len(sealed.pin) <= _SMALL_BYTES and not sealed.refs:
+            name = self._names.get(address)
+            if name is not None and self._source.push(name, objref, sealed, _CALL_S):
+                return
         channel = self._channel(address)
-        fetched = None if self._is_other_kind(address) else self._fetch(channel, objref)
+        fetched = None if self._is_other_kind(address) else self._fetch(channel, objref, address)
         if fetched is None:
             self._other_kind_until[address] = time.monotonic() + _OTHER_KIND_S
         until = time.monotonic() + self._timeout_s
@@ -128,7 +139,7 @@ class Pusher:
                     f"object {objref:#x} has not arrived at {address}, where another sender was delivering it"
                 )
             time.sleep(_AGAIN_S)
-            fetched = self._fetch(channel, objref)
+            fetched = self._fetch(channel, objref, address)
 
     def deliver_small(self, address: str, objref: int, done: Callable[[BaseException | None], None]) -> bool:
         """Deliver a small object to a store that is not fastrt's, without waiting.
@@ -210,11 +221,14 @@ class Pusher:
                 self._callers[address] = caller
             return caller
 
-    def _fetch(self, channel: grpc.Channel, objref: int) -> bool | None:
+    def _fetch(self, channel: grpc.Channel, objref: int, address: str) -> bool | None:
         """Request that a fastrt store fetch the object: whether it has it now; None for another kind of store."""
         request, reply = self._fetch_types
         call = channel.unary_unary(_FETCH, request.SerializeToString, reply.FromString)
-        wanted = request(objref=objref, address=self._native_address or "")
+        name = 0
+        if self._source is not None:
+            name = self._names.setdefault(address, secrets.randbits(64) | 1)
+        wanted = request(objref=objref, address=self._native_address or "", name=name)
         timeout_s = self._timeout_s if self._native_address else _CALL_S
         try:
             return bool(call(wanted, timeout=timeout_s, metadata=self._metadata).here)

@@ -59,6 +59,7 @@ _INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 
 _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
 _THREADS = 8
 _KEPT_BYTES = 128 << 20
+_UNREPORTED_MAX = 64
 _other_numbers = itertools.count(-1, -1)  # of calls of `handle`; the server's are above 0
 _TARGET_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")  # of gRPC's other names of servers
 
@@ -114,6 +115,7 @@ class ObjStoreServer:
         self._token = token if identity is None else None
         self._is_trusted = token is not None or identity is not None
         self._on_ready = on_ready
+        self._unreported: dict[int, Exception] = {}  # why objects that came unasked were not taken
         self._measured: set[int] = set()  # names of objects that measurements send
         host = split_address(address, 0)[0]
         self._source = None
@@ -121,7 +123,7 @@ class ObjStoreServer:
         proved = native_identity or identity
         if proved is not None and native:
             self._source = Source(self.table, proved, host, 0, insecure, timeout_s)
-            self.puller = Puller(self.table, proved, None, insecure, timeout_s)
+            self.puller = Puller(self.table, proved, None, insecure, timeout_s, on_push=self._pushed)
         self.native_address = reachable(self._source.address) if self._source is not None else None
         self._pusher = Pusher(
             self.table,
@@ -129,18 +131,12 @@ class ObjStoreServer:
             served.channel_credentials() if served is not None else None,
             self.native_address,
             options=identity.channel_options() if identity is not None else (),
+            source=self._source,
         )
         self._types = _unary_types()
         self._local = LocalDoor(usage(store.client)["bytes_max"])
         self._getting: dict[int, tuple[int, Future[ObjectRef]]] = {}  # calls of GetObj that wait
-        self._handlers: dict[str, Callable[[int, Any], None]] = {
-            "/ObjStore/DeliverObj": self._deliver,
-            "/ObjStore/NotifyAlias": self._notify_alias,
-            "/ObjStore/DeallocateObject": self._deallocate,
-            "/ObjStore/ObjStoreInfo": self._info,
-            _FETCH: self._fetch,
-            GET: self._get,
-        }
+        self._handlers = self._unary()
         self._others: dict[int, Callable[[int, str, bytes], None]] = {}  # answers to calls of `handle`
         self._deliveries = ThreadPoolExecutor(_THREADS, "fastrt-deliver")
         self._receptions = ThreadPoolExecutor(_THREADS, "fastrt-receive")
@@ -162,6 +158,16 @@ class ObjStoreServer:
                 self._source.close()
             raise
         self.address = with_port(address, port)
+
+    def _unary(self) -> dict[str, Callable[[int, Any], None]]:
+        return {
+            "/ObjStore/DeliverObj": self._deliver,
+            "/ObjStore/NotifyAlias": self._notify_alias,
+            "/ObjStore/DeallocateObject": self._deallocate,
+            "/ObjStore/ObjStoreInfo": self._info,
+            _FETCH: self._fetch,
+            GET: self._get,
+        }
 
     def _streams(self) -> dict[str, Callable[[Stream], None]]:
         ours = {_STREAM: self._on_stream, MEASURE: self._on_measure, READ: self._on_read}
@@ -304,6 +310,10 @@ class ObjStoreServer:
         return values
 
     def _fetch(self, call: int, request: Any) -> None:
+        failed = self._unreported.pop(request.objref, None)
+        if failed is not None:
+            self._fail(call, failed)
+            return
         was_here = self.table.find(request.objref) is not None
 
         def ready() -> None:
@@ -330,7 +340,26 @@ class ObjStoreServer:
             else:
                 self._receptions.submit(ready)
 
-        self.puller.pull(request.objref, request.address).add_done_callback(arrived)
+        self.puller.pull(request.objref, request.address, request.name).add_done_callback(arrived)
+
+    def _pushed(self, objref: int, is_new: bool, answer: Callable[[bool], None]) -> None:
+        """Answer for an object that came unasked: at once, or after the scheduler has taken the report."""
+        if self._on_ready is None:
+            answer(True)
+            return
+
+        def report() -> None:
+            try:
+                self._report(objref, is_new)
+            except Exception as exc:  # the sender then requests that it be fetched, and gets the error
+                while len(self._unreported) >= _UNREPORTED_MAX:
+                    self._unreported.popitem()
+                self._unreported[objref] = exc
+                answer(False)
+            else:
+                answer(True)
+
+        self._receptions.submit(report)
 
     def _report(self, objref: int, is_new: bool) -> None:
         """Report an object to the scheduler; a new object that the scheduler does not know is dropped."""

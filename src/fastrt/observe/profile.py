@@ -57,6 +57,7 @@ _BATCH_BYTES = 256 << 10  # small operations are repeated up to so many bytes, s
 _SLOW = ("plain TCP", "native", "grpc")  # paths that take long enough by themselves
 _OBJREF = 1
 _MANY_FROM = 1000  # objrefs of the small objects
+_EACH_FROM = 1 << 32  # and of those that are delivered one after the other
 _PAGE_BYTES = 16 << 10  # of the arena: an object's block is rounded up to a multiple
 # Each path, and the path whose rate is its limit.
 LIMITS = {"memcpy": "", "plain TCP": "", "put": "memcpy", "get": "", "same node": "memcpy", "native": "plain TCP",
@@ -279,8 +280,11 @@ class TwoNodes:
         # Between two processes of one run, the token belongs to this run only; the token of a cluster is never sent.
         own = token if identity is None else None
         self._pushers = {
-            plane: Pusher(table, own, credentials, native_address, chunk_bytes, options=options)
-            for plane, native_address in (("native", self._server.native_address), ("grpc", None))
+            plane: Pusher(table, own, credentials, native_address, chunk_bytes, options=options, source=source)
+            for plane, native_address, source in (
+                ("native", self._server.native_address, self._server._source),
+                ("grpc", None, None),
+            )
         }
         for pusher in self._pushers.values():
             stack.callback(pusher.close)
@@ -289,8 +293,9 @@ class TwoNodes:
         call = channel.unary_unary("/ObjStore/DeallocateObject", request.SerializeToString, reply.FromString)
         metadata = bearer(own) if own is not None else None
         self._objref = self._name_there(channel, most) if address else _OBJREF
-        wanted = request(canonical_objref=self._objref)
-        self._drop_there: Callable[[], Any] = lambda: call(wanted, timeout=60, metadata=metadata)
+        self._drop_there: Callable[[int], Any] = lambda objref: call(
+            request(canonical_objref=objref), timeout=60, metadata=metadata
+        )
         self._value: Any = None
         self._target: Any = None
 
@@ -338,6 +343,30 @@ class TwoNodes:
         """Free the small objects."""
         for objref in self._many:
             self._server.table.drop(objref)
+
+    def deliver_each(self, count: int, nbytes: int) -> float:
+        """Deliver small objects by the native stream, one after the other, and drop all; mean seconds of a delivery."""
+        table, names = self._server.table, range(_EACH_FROM, _EACH_FROM + count)
+        for objref in names:
+            table.add(objref, self._store.put(np.zeros(nbytes, np.uint8)))
+        deliver = self._pushers["native"].deliver
+        start = time.perf_counter()
+        for objref in names:
+            deliver(self._address, objref)
+        seconds = (time.perf_counter() - start) / count
+        for objref in names:
+            table.drop(objref)
+            self._drop_there(objref)
+        return seconds
+
+    def send_each(self, count: int, nbytes: int) -> float:
+        """Send as many bytes by plain TCP, each after the answer to the one before; mean seconds of one."""
+        assert self.far is not None
+        data = memoryview(bytes(nbytes))
+        start = time.perf_counter()
+        for _ in range(count):
+            self.far.send(data)
+        return (time.perf_counter() - start) / count
 
     def cpu_there(self) -> float:
         """Processor time of the other process so far; 0 for a store that this run did not start."""
@@ -389,7 +418,7 @@ class TwoNodes:
         self._pushers[plane].deliver(self._address, self._objref)
         seconds = time.perf_counter() - start
         after = _cpu_of_this()
-        self._drop_there()
+        self._drop_there(self._objref)
         return {"seconds": seconds, **_split(plane, seconds, after[0] - here[0], after[1] - here[1])}
 
 

@@ -2,13 +2,18 @@
 
 `node_service` starts `main(SETTINGS)` on each node that has the address of a scheduler. To the node it is a driver: a
 call from the scheduler becomes a task of `fastrt.remote`, which runs here or is forwarded to another node. To the
-scheduler it is one store, and as many workers as the node has. When it dies, its calls run again on other nodes, and
-another bridge replaces it; when the scheduler has forgotten it, it restarts and registers again.
+scheduler it is one store, and as many workers as the node has, or more if calls are brief. When it dies, its calls run
+again on other nodes, and another bridge replaces it; when the scheduler has forgotten it, it restarts and registers
+again.
 
 Calls and their reports go over a link (`SchedulerLink`) where the scheduler is fastrt's, and to the ports otherwise. A
 call whose arguments are values is submitted on the thread that received it, and reported on the thread that waits for
 all results: none of the bridge's threads waits for a single call. Only a call with references among its arguments
 occupies one until these have arrived.
+
+A worker gets its next call only after its report of the last one has been to the scheduler. With two workers, a batch
+of the link has one call, and its cost is that of a call. So a node whose workers end many calls a second registers more
+of them: their calls wait in the node's queue, and go in larger batches.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -58,6 +64,10 @@ _MESSAGE_BYTES_MAX = 8 << 20
 _ARGUMENT_S = 300.0  # how long the transfer of an argument may take
 _POLL_S = 1.0  # between two calls that check whether the scheduler answers
 _WORKERS_MAX = 64
+# A node registers this many workers once each of its own ends so many calls a second. 2 and 16 workers, 100 calls in
+# flight: 1.1 and 0.2 batches a call, processor ms in scheduler and bridge 1.5 and 1.0 (bench/compare_seed.py).
+BRIEF_WORKERS = 16
+_BRIEF_CALLS_PER_S = 50.0
 
 
 def exported(modules: list[str]) -> dict[str, RemoteFunction]:
@@ -142,6 +152,9 @@ class Bridge:
         self._stack = stack = ExitStack()
         self._ended = threading.Event()
         self._store_number = -1
+        self._reports = 0  # of calls; an estimate, because several threads count
+        self._settings, self._access = settings, access
+        self._slots_lock = threading.Lock()  # guards the end against slots that are being added
         try:
             client = SchedulerClient(settings["scheduler"], access.bearer, credentials, identity=identity)
             self._scheduler = stack.enter_context(client)
@@ -159,13 +172,11 @@ class Bridge:
             stack.callback(self._server.stop)
             self._server.start()
             self.address = reachable(self._server.address, settings["scheduler"])
-            host = split_address(settings["listen"], 0)[0]
-            self._slots = []
-            for _ in range(min(max(1, settings["workers"]), _WORKERS_MAX)):
-                self._slots.append(_Slot(self, host, access, settings["scheduler"]))
-                stack.callback(self._slots[-1].stop)
-            self._by_address = {slot.address: slot for slot in self._slots}
-            self._pool = ThreadPoolExecutor(len(self._slots), "fastrt-bridge")
+            self._slots: list[_Slot] = []
+            self._by_address: dict[str, _Slot] = {}
+            self._own_workers = min(max(1, settings["workers"]), _WORKERS_MAX)
+            self._open_slots(self._own_workers)
+            self._pool = ThreadPoolExecutor(max(self._own_workers, BRIEF_WORKERS), "fastrt-bridge")
         except BaseException:
             stack.close()
             raise
@@ -177,7 +188,8 @@ class Bridge:
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
-        self._stack.close()
+        with self._slots_lock:
+            self._stack.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- registration ----
@@ -186,6 +198,7 @@ class Bridge:
         """Register, then check after each outage of the scheduler whether it still knows this bridge."""
         known = away = False
         while not self._ended.is_set():
+            before, since = self._reports, time.monotonic()
             try:
                 self._link.attach([self.address, *self._by_address])
                 if not known:
@@ -204,13 +217,49 @@ class Bridge:
                     _log.warning("the scheduler does not answer: %s", exc)
                 away = True
             self._ended.wait(_POLL_S)
+            if known and not away:
+                self._add_workers((self._reports - before) / (time.monotonic() - since))
+
+    def _add_workers(self, calls_per_s: float) -> None:
+        """Register more workers if calls are brief. They stay: a call that one of them has cannot be taken back."""
+        with self._slots_lock:
+            count = BRIEF_WORKERS - len(self._slots)
+            if self._ended.is_set() or count <= 0 or calls_per_s < _BRIEF_CALLS_PER_S * self._own_workers:
+                return
+            try:
+                added = self._open_slots(count)
+            except OSError as exc:  # no port or descriptor is left
+                _log.warning("more workers cannot be served: %s", exc)
+                return
+        try:
+            self._link.attach([self.address, *self._by_address])
+            for slot in added:
+                self._register_slot(slot)
+        except SchedulerError as exc:
+            _log.warning("more workers could not be registered: %s", exc)
+
+    def _open_slots(self, count: int) -> list[_Slot]:
+        """Open the ports of some more workers."""
+        scheduler = self._settings["scheduler"]
+        host = split_address(self._settings["listen"], 0)[0]
+        opened = []
+        for _ in range(count):
+            slot = _Slot(self, host, self._access, scheduler)
+            self._stack.callback(slot.stop)
+            opened.append(slot)
+        self._slots += opened
+        self._by_address |= {slot.address: slot for slot in opened}
+        return opened
 
     def _register(self) -> None:
         self._store_number = self._scheduler.register_store(self.address)
         for slot in self._slots:
-            slot.number = self._scheduler.register_worker(slot.address, self.address)
-            for name, function in self._functions.items():
-                self._scheduler.register_function(slot.number, name, function._settings.returns)
+            self._register_slot(slot)
+
+    def _register_slot(self, slot: _Slot) -> None:
+        slot.number = self._scheduler.register_worker(slot.address, self.address)
+        for name, function in self._functions.items():
+            self._scheduler.register_function(slot.number, name, function._settings.returns)
 
     def _is_known(self) -> bool:
         info = self._scheduler.info()
@@ -276,6 +325,7 @@ class Bridge:
     def _report(self, run: _Run) -> None:
         """Report a call's results, then that its worker is free."""
         call, link = run.call, self._link
+        self._reports += 1
         for objref, ref in zip(call.result, run.results, strict=True):
             try:
                 self._server.table.add(objref, ref)

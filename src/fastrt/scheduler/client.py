@@ -208,6 +208,7 @@ class SchedulerLink:
         self._sending = False
         self._link = 0  # the scheduler's name of the stream
         self._attached = False
+        self._addresses: frozenset[str] = frozenset()  # that the stream was asked to serve
         self._no_batches = False  # the scheduler does not know them
         self._closed = False
         self._answered = threading.Event()  # `attach` was, one way or the other
@@ -226,11 +227,20 @@ class SchedulerLink:
         """Get the scheduler's calls to these addresses from now on; does nothing while that is so.
 
         Returns once the scheduler has answered, or after a few seconds: then its calls go to the ports for a while.
+        More addresses than before are added to the stream that there is, without a wait.
         """
         with self._lock:
-            if self._attached or self._no_batches:
+            if self._no_batches:
                 return
-            self._attached = True
+            more = sorted(frozenset(addresses) - self._addresses)
+            self._addresses |= frozenset(addresses)
+            if self._attached and more:
+                batch = LINK["Exchange"][0](link=self._link, address=more)
+            was_attached, self._attached = self._attached, True
+        if was_attached:
+            if more:
+                self._caller.call(EXCHANGE, batch.SerializeToString(), _TIMEOUT_S, lambda code, message, body: None)
+            return
         self._answered.clear()
         body = LINK["Attach"][0](address=addresses).SerializeToString()
         self._caller.stream(ATTACH, body, self._receive, self._ended)

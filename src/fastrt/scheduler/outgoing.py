@@ -5,7 +5,8 @@ that serves many ports attaches a link (protos/scheduler): calls to those ports 
 Calls that a link has not answered when it ends are made at the ports.
 
 Aliases and deallocations are sent to a store in the order given: one after the other to a port, and all at once over
-a link, whose other end carries them out in order. Deliveries run concurrently, with a limit per store. Failures are
+a link, whose other end carries them out in order. A deallocation waits up to `_LATE_S` for another call of its link: a
+message of its own would be the dearest part of it. Deliveries run concurrently, with a limit per store. Failures are
 reported as facts. A peer that cannot be reached for `lost_after_s` is lost, and at once if its connection ends and its
 port is closed: its process has ended. A loss is reported at most once; the connection is watched from the peer's
 registration on, also while it is idle.
@@ -56,6 +57,8 @@ _NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _AGAIN_S = 0.1
 _LOOK_S = 0.2  # between two looks at all connections
 _PROBE_S = 0.5  # between two looks at the port of a peer whose connection is broken
+_LATE_S = 0.02  # how long deallocations wait for another call of their link
+_DEALLOCATE = "/ObjStore/DeallocateObject"
 _MESSAGE_BYTES = 1 << 20  # orders of a link are split into messages of about this size
 
 # Called with the status code and the message of an answer; returns the fact to report.
@@ -177,6 +180,7 @@ class Outgoing:
         self._links: dict[int, Link] = {}
         self._attached: dict[str, Link] = {}
         self._unsent: dict[Link, None] = {}  # links with calls to flush
+        self._is_late_due = False  # a flush of deallocations that wait is due
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._closing: list[Caller] = []
         self._numbers = itertools.count()
@@ -227,7 +231,7 @@ class Outgoing:
     def deallocate(self, number: int, order: ev.DeallocateObject) -> None:
         """Order a store to drop an object."""
         request = _STORE["DeallocateObject"][0](canonical_objref=order.canonical)
-        self._order(order.store, _Order(number, "/ObjStore/DeallocateObject", request.SerializeToString()))
+        self._order(order.store, _Order(number, _DEALLOCATE, request.SerializeToString()))
 
     def flush(self) -> None:
         """Send the calls that links have taken; to be called when no more of them are at hand."""
@@ -244,6 +248,14 @@ class Outgoing:
             self._links[link.name] = link
             self._attached.update(dict.fromkeys(link.addresses, link))
         return link
+
+    def extend(self, name: int, addresses: Iterable[str]) -> None:
+        """Make calls to more addresses over a link from now on; has no effect if it has ended."""
+        with self._lock:
+            link = self._links.get(name)
+            if link is not None:
+                link.addresses |= frozenset(addresses)
+                self._attached.update(dict.fromkeys(link.addresses, link))
 
     def detach(self, link: Link) -> None:
         """Make calls to a link's addresses at their ports from now on, beginning with those it has not answered."""
@@ -477,12 +489,24 @@ class Outgoing:
                 for order in peer.orders:
                     done = partial(self._ordered, peer, order, False)
                     link.add(_Sent(peer, order.path, order.body, until, done, order))
+                if any(order.path != _DEALLOCATE for order in peer.orders):
+                    self._unsent[link] = None
                 peer.orders.clear()
-                self._unsent[link] = None
-                return
-            order = peer.orders.popleft()
-            peer.is_ordering = True
+                is_due, self._is_late_due = self._is_late_due, True
+            else:
+                order = peer.orders.popleft()
+                peer.is_ordering = True
+        if link is not None:
+            if not is_due:
+                self.after(_LATE_S, self._send_late)
+            return
         self._call_port(peer, order.path, order.body, until, partial(self._ordered, peer, order, True))
+
+    def _send_late(self) -> None:
+        """Have the deallocations sent that no other call has taken along; `flush` follows."""
+        with self._lock:
+            self._is_late_due = False
+            self._unsent.update(dict.fromkeys(self._links.values()))
 
     def _ordered(self, peer: _Peer, order: _Order, at_port: bool, code: int, message: str) -> None:
         if code != _OK and not self._stopped:

@@ -278,6 +278,8 @@ class Scheduler:
         except DecodeError as error:
             self._refuse(call, Failure(Code.INVALID_ARGUMENT, f"{EXCHANGE}: {error}"))
             return
+        if request.address:
+            outgoing.extend(request.link, request.address)
         facts = outgoing.take_answers(request.link, request.answer)
         batch = _Batch(call, LINK["Exchange"][1](), len(request.call))
         with self._lock:

@@ -4,11 +4,14 @@ There is one transfer of an object, the table's `Receipt`, however many callers 
 After a broken connection a new one continues at the last good frame; the waiting callers get a TransferError only after
 several connections in a row that brought no data. A source that violates the protocol is not asked again: all objects
 still expected from it fail.
+
+A connection that has a name also receives small objects that were not requested, and answers whether it has taken them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import struct
@@ -37,7 +40,10 @@ _log = logging.getLogger(__name__)
 WINDOW = 4 * wire.BUNDLE_MAX  # requests open at once: 12 MiB of objects of 64 KiB, more than a connection can hold
 _REFILL = WINDOW - wire.BUNDLE_MAX
 _PAUSES_S = (0.02, 0.1, 0.5)  # pauses before attempts that follow one without data
-_IDLE_S = 10.0  # idle time after which a connection is closed
+_IDLE_S = 10.0  # idle time after which a connection without a name is closed; one with a name after the timeout
+
+# Called with an object that came unasked, whether it was new here, and a function that takes the answer, once.
+OnPush = Callable[[int, bool, Callable[[bool], None]], None]
 
 
 class _Without(Exception):
@@ -54,6 +60,8 @@ class Puller:
         insecure: stay in the clear between machines too, as the sources must do then.
         timeout_s: the longest time without a byte from a source.
         tls_on_loopback: use TLS within this machine too, as through a tunnel. The sources must do the same.
+        on_push: called with each object that came unasked, on the thread of its connection; it must not block. Without
+            it no connection gets a name.
     """
 
     def __init__(
@@ -64,8 +72,10 @@ class Puller:
         insecure: bool = False,
         timeout_s: float = 30.0,
         tls_on_loopback: bool = False,
+        on_push: OnPush | None = None,
     ) -> None:
         self._table = table
+        self._on_push = on_push
         self._checksum = checksum
         self._timeout_s = timeout_s
         greeting_s = min(timeout_s, GREETING_S)
@@ -74,9 +84,10 @@ class Puller:
         self._links: dict[str, _Link] = {}
         self._closing = False
 
-    def pull(self, objref: int, address: str) -> Future[ObjectRef]:
-        """Fetch one object; see `pull_many`."""
-        return self.pull_many([objref], address)[0]
+    def pull(self, objref: int, address: str, name: int = 0) -> Future[ObjectRef]:
+        """Fetch one object; see `pull_many`. A name other than 0 is given to the connection."""
+        (part,) = self.ask([objref], address, name)
+        return part.future if isinstance(part, Receipt) else _done(part)
 
     def pull_many(self, objrefs: Iterable[int], address: str) -> list[Future[ObjectRef]]:
         """Fetch objects, with one future for each.
@@ -101,20 +112,20 @@ class Puller:
         """
         return self._table.whole(self.ask(objrefs, address))
 
-    def ask(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
+    def ask(self, objrefs: Iterable[int], address: str, name: int = 0) -> list[ObjectRef | Receipt]:
         """Start fetching objects; returns each object's reference or its receipt instead of futures."""
         found, new = self._table.begin_many(objrefs)
         if new:
-            self._ask(new, address)
+            self._ask(new, address, name if self._on_push is not None else 0)
         return found
 
-    def _ask(self, receipts: list[Receipt], address: str) -> None:
+    def _ask(self, receipts: list[Receipt], address: str, name: int) -> None:
         with self._lock:
             if not self._closing:
                 link = self._links.get(address)
-                if link is None or not link.take(receipts):
+                if link is None or not link.take(receipts, name):
                     self._links[address] = _Link(
-                        self._table, address, self._dial, self._checksum, self._timeout_s, receipts
+                        self._table, address, self._dial, self._checksum, self._timeout_s, receipts, name, self._on_push
                     )
                 return
         for receipt in receipts:
@@ -153,7 +164,11 @@ class _Link:
         checksum: bool | None,
         timeout_s: float,
         first: list[Receipt],
+        name: int,
+        on_push: OnPush | None,
     ) -> None:
+        self._name = name  # changed once, under the lock
+        self._on_push = on_push
         self._table = table
         self._address = address
         self._dial = dial
@@ -175,12 +190,17 @@ class _Link:
         self._thread = threading.Thread(target=self._run, name="fastrt-pull", daemon=True)
         self._thread.start()
 
-    def take(self, receipts: list[Receipt]) -> bool:
+    def take(self, receipts: list[Receipt], name: int) -> bool:
         """Request more objects; False when this link has ended."""
         with self._lock:
             if self._ended:
                 return False
             self._waiting.extend(receipts)
+            if name and not self._name:
+                self._name = name
+                if self._wire is not None:
+                    with contextlib.suppress(OSError):
+                        self._wire.send([self._named()], self._timeout_s)
             if self._wire is not None and len(self._asked) < _REFILL:
                 # The thread may sleep until data arrive, so the request is sent from here.
                 with contextlib.suppress(OSError):
@@ -276,21 +296,30 @@ class _Link:
                     return
                 self._have = 0
                 self._checked = not (made.sealed or made.local) if self._checksum is None else self._checksum
-                made.send([wire.pack_opening(self._checked)], self._timeout_s)
+                opening = [wire.pack_opening(self._checked), *([self._named()] if self._name else [])]
+                made.send(opening, self._timeout_s)
                 # Objects under way continue, in the order in which they were requested.
                 self._waiting.extendleft(reversed(self._asked.values()))
                 self._asked.clear()
                 self._wire, self._cut = made, False
             while self._wanted():
                 self._refill()
-                while self._asked:
-                    self._receive_frame(made)
+                while self._asked or self._name:
+                    try:
+                        self._receive_frame(made)
+                    except TimeoutError:
+                        if self._asked:
+                            raise
+                        return  # idle for long; a request that is sent now is sent again over the next connection
                     if len(self._asked) <= _REFILL and self._waiting:
                         self._refill()
         finally:
             with self._lock:
                 self._wire = None
             made.close()
+
+    def _named(self) -> bytes:
+        return wire.pack_request(Request(0, self._name, 0), wire.NAME_MAGIC)
 
     def _refill(self) -> None:
         with self._lock:
@@ -319,6 +348,9 @@ class _Link:
         if frame.status == wire.BUNDLE:
             self._receive_bundle(made, frame)
             return
+        if frame.status == wire.PUSH:
+            self._receive_pushed(made, frame)
+            return
         receipt = self._asked.get(frame.ticket)
         if receipt is None and self._cut:
             raise EOFError("the object was cancelled")
@@ -345,6 +377,58 @@ class _Link:
         receipt.received += frame.length
         if receipt.received == receipt.total:
             self._seal(frame.ticket, receipt)
+
+    def _receive_pushed(self, made: Link, frame: Frame) -> None:
+        """Receive an object that was not requested; it is discarded if it is here or there is no room."""
+        on_push = self._on_push
+        if on_push is None or not self._name:
+            raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which was not requested")
+        if self._checked and not frame.flags & wire.CHECKED:
+            raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
+        receipt, _ = self._table.begin(frame.objref)
+        data: memoryview | bytearray = bytearray(0)
+        try:
+            data = self._room_for(receipt, frame)
+            self._have = made.receive([data, self._head], frame.length, self._timeout_s) - frame.length
+            if self._checked and frame.crc != stream.crc32c(data):
+                raise wire.BrokenError(f"{frame.length} bytes of object {frame.objref:#x} were damaged on the way")
+        except BaseException as exc:
+            if receipt is not None:
+                receipt.fail(exc)
+            raise
+        is_new = receipt is not None and self._seal_pushed(receipt, frame)
+        answer = functools.partial(self._answer, made, frame)
+        if is_new or self._table.find(frame.objref) is not None:
+            on_push(frame.objref, is_new, answer)
+        else:
+            answer(False)
+
+    def _room_for(self, receipt: Receipt | None, frame: Frame) -> memoryview | bytearray:
+        """The memory for an object that was not requested; memory that is thrown away if it cannot be kept."""
+        if receipt is not None:
+            try:
+                return receipt.allocate(frame.total, frame.kind, bool(frame.flags & wire.ERROR))
+            except FastrtError as exc:
+                receipt.fail(exc)
+        return bytearray(frame.length)
+
+    def _seal_pushed(self, receipt: Receipt, frame: Frame) -> bool:
+        """Make an object visible that was not requested; False if it found no room or was dropped meanwhile."""
+        receipt.received = frame.length
+        try:
+            receipt.seal()
+        except FastrtError as exc:
+            receipt.fail(exc)
+            return False
+        return True
+
+    def _answer(self, made: Link, frame: Frame, is_taken: bool) -> None:
+        """Answer the source whether an object is here that it sent unasked."""
+        answer = Request(frame.ticket, frame.objref, wire.TAKEN if is_taken else wire.NOT_TAKEN)
+        with self._lock:
+            if self._wire is made:
+                with contextlib.suppress(OSError):
+                    made.send([wire.pack_request(answer, wire.ANSWER_MAGIC)], self._timeout_s)
 
     @contextlib.contextmanager
     def _into(self, ticket: int, receipt: Receipt) -> Iterator[None]:

@@ -3,6 +3,9 @@
 Objects that are requested over one connection are sent in turn, a frame each, so that a small object does not wait for
 a large one before it. At most ACTIVE_MAX take turns at once, which also bounds the memory that is pinned here and half
 received there. Small objects that are requested together are sent together, in one bundle.
+
+A taker that has given its connection a name also accepts small objects that it did not request. `Source.push` sends one
+from the caller's thread, between two batches of the connection's thread, which then receives the taker's answer.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import queue
 import socket
 import struct
 import threading
@@ -41,6 +45,7 @@ _CONNECTIONS_MAX = 256
 # Connections whose peer has not proved the secret. One more ends the oldest of the host that has most of them: a real
 # taker authenticates within milliseconds, and peers at another address cannot take its place.
 _GREETINGS_MAX = 64
+_PUSHES_MAX = 64  # of a connection that have no answer yet
 _COMPLAINT_S = 1.0  # at most one rejection is logged in this time
 _OUT_OF_FILES_S = 0.01
 _IDLE_S = 3600.0
@@ -138,11 +143,27 @@ class Source:
         self._lock = threading.Lock()
         self._peers: set[_Peer] = set()
         self._greetings: dict[_Peer, None] = {}  # those that have not proved the secret, oldest first
+        self._named: dict[int, _Connection] = {}  # that accept objects unasked
         self._next_complaint = 0.0
         self._unsaid = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, name="fastrt-source", daemon=True)
         self._thread.start()
+
+    def push(self, name: int, objref: int, sealed: Sealed, timeout_s: float) -> bool:
+        """Send a small object without references to the taker whose connection has this name.
+
+        Args:
+            name: the number that the taker was asked to give its connection.
+            objref: the cluster's name of the object.
+            sealed: its bytes, at most `wire.SMALL_BYTES`.
+            timeout_s: of the answer.
+        Returns:
+            Whether the taker has the object. If not, request that it fetch it.
+        """
+        with self._lock:
+            taker = self._named.get(name)
+        return taker is not None and taker.push(objref, sealed, timeout_s)
 
     def close(self) -> None:
         """Accept no more connections, close the open ones, and wait for their threads."""
@@ -211,6 +232,7 @@ class Source:
     def _serve(self, peer: _Peer, sock: socket.socket) -> None:
         """Serve one connection to its end."""
         made: Link | None = None
+        connection: _Connection | None = None
         try:
             timeout_s = min(self._timeout_s, GREETING_S)
             made = link.accept(sock, self._identity, self._insecure, timeout_s, self._tls_on_loopback)
@@ -218,7 +240,8 @@ class Source:
                 self._greetings.pop(peer, None)
             opening = bytearray(wire.OPENING.size)
             made.receive([opening], len(opening), timeout_s)
-            _Connection(self._table, made, wire.read_opening(opening), self._timeout_s).run()
+            connection = _Connection(self._table, made, wire.read_opening(opening), self._timeout_s, self._named_as)
+            connection.run()
         except (OSError, EOFError):
             pass  # the taker is gone, or will notice and request again over a new connection
         except FastrtError as exc:  # log its text only: the frames of a traceback would show the data being sent
@@ -227,8 +250,16 @@ class Source:
             with self._lock:
                 self._greetings.pop(peer, None)
                 self._peers.discard(peer)
+                if connection is not None and self._named.get(connection.name) is connection:
+                    del self._named[connection.name]
                 peer.handle.close()
+            if connection is not None:
+                connection.end_pushes()
             (made or sock).close()
+
+    def _named_as(self, connection: _Connection) -> None:
+        with self._lock:
+            self._named[connection.name] = connection
 
     def _complain(self, host: str, why: str) -> None:
         """Log why a connection ended, at a limited rate, so that repeated attempts cannot fill the log."""
@@ -243,9 +274,22 @@ class Source:
 
 
 class _Connection:
-    """The loop of one connection: requests in, frames out."""
+    """The loop of one connection: requests in, frames out.
 
-    def __init__(self, table: Table, made: Link, checksum: bool, timeout_s: float) -> None:
+    Attributes:
+        name: that the taker has given it; 0: none.
+    """
+
+    def __init__(
+        self, table: Table, made: Link, checksum: bool, timeout_s: float, named: Callable[[_Connection], None]
+    ) -> None:
+        self.name = 0
+        self._named = named
+        self._sending = threading.Lock()  # held while something is sent
+        self._pushes = threading.Lock()  # guards the next two
+        self._pushed: dict[int, queue.SimpleQueue[bool]] = {}  # where the answers to pushed objects go, by ticket
+        self._ended = False
+        self._tickets = itertools.count()
         self._table = table
         self._link = made
         self._checksum = checksum
@@ -259,6 +303,38 @@ class _Connection:
         while True:
             self._read_requests()
             self._send_batch()
+
+    def push(self, objref: int, sealed: Sealed, timeout_s: float) -> bool:
+        """Send an object unasked; whether the taker has it. Called on other threads than the connection's."""
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        size = len(sealed.pin)
+        with self._pushes:
+            if self._ended or len(self._pushed) >= _PUSHES_MAX:
+                return False
+            ticket = next(self._tickets) & 0xFFFFFFFF
+            self._pushed[ticket] = answer
+        crc = stream.crc32c(sealed.pin) if self._checksum else 0
+        flags = wire.ERROR * sealed.is_error | wire.CHECKED * self._checksum
+        head = wire.pack_frame(Frame(wire.PUSH, sealed.kind, flags, 0, ticket, objref, size, 0, size, crc))
+        try:
+            self._send([head, sealed.pin])
+            return answer.get(timeout=timeout_s)
+        except (OSError, queue.Empty):
+            self._link.shutdown()  # part of a frame may have been sent, and an answer may come later
+            return False
+
+    def end_pushes(self) -> None:
+        """Answer the objects that have no answer: the connection has ended."""
+        with self._pushes:
+            self._ended = True
+            answers = list(self._pushed.values())
+            self._pushed.clear()
+        for answer in answers:
+            answer.put(False)
+
+    def _send(self, parts: list[object]) -> None:
+        with self._sending:
+            self._link.send(parts, self._timeout_s)
 
     def _send_batch(self) -> None:
         """Send some frames; their memory is released before the next wait."""
@@ -276,7 +352,7 @@ class _Connection:
             if sending.offset < sending.total:
                 self._active.append(sending)
         if parts:
-            self._link.send(parts, self._timeout_s)
+            self._send(parts)
 
     def _bundle(self, parts: list[object]) -> int:
         """Append a bundle of the small objects among the requests; returns its bytes of data.
@@ -333,11 +409,27 @@ class _Connection:
         self._filled += got
         whole = self._filled - self._filled % wire.REQUEST.size
         for at in range(0, whole, wire.REQUEST.size):
-            self._asked.append(wire.read_request(self._inbox, at))
+            self._take(*wire.read_request(self._inbox, at))
         if len(self._asked) + len(self._active) > wire.REQUESTS_MAX:
             raise wire.WireError(f"the taker has more than {wire.REQUESTS_MAX} requests open")
         self._inbox[: self._filled - whole] = self._inbox[whole : self._filled]
         self._filled -= whole
+
+    def _take(self, magic: bytes, request: Request) -> None:
+        """Take a request, a name or an answer."""
+        if magic == wire.REQUEST_MAGIC:
+            self._asked.append(request)
+        elif magic == wire.NAME_MAGIC:
+            if self.name or not request.objref:
+                raise wire.WireError("the taker gives its connection no name, or a second one")
+            self.name = request.objref
+            self._named(self)
+        else:
+            with self._pushes:
+                answer = self._pushed.pop(request.ticket, None)
+            if answer is None:
+                raise wire.WireError(f"the taker answers for object {request.objref:#x}, which was not sent")
+            answer.put(request.offset == wire.TAKEN)
 
     def _receive_patiently(self, room: memoryview) -> int:
         """Wait for the next request without a limit, but with the usual timeout once its first byte has arrived."""

@@ -5,6 +5,10 @@
     source -> taker   frame    header with the request's ticket, names of contained references, data
                    or bundle   header, a list of small objects, the data of all of them
 
+    taker  -> source  name     {0, name, 0}: the taker accepts objects that it did not request
+    source -> taker   push     a frame with a ticket of the source, of a whole small object without references
+    taker  -> source  answer   {ticket, objref, TAKEN or NOT_TAKEN}
+
 Objects that are requested over one connection take turns, frame by frame. Small objects without references that are
 requested together are sent together, in a bundle.
 
@@ -32,7 +36,8 @@ REQUESTS_MAX = (
 )
 
 # A frame's status; with ABSENT and REFUSED the data are a text with the reason.
-OK, ABSENT, REFUSED, BUNDLE = 0, 1, 2, 3
+OK, ABSENT, REFUSED, BUNDLE, PUSH = 0, 1, 2, 3, 4
+TAKEN, NOT_TAKEN = 0, 1
 BUNDLE_MAX = 48  # objects in a bundle
 SMALL_BYTES = 256 << 10  # of an object in a bundle
 
@@ -42,7 +47,7 @@ ERROR, CHECKED = 1, 2  # a frame's flags: the value is an error; `crc` is that o
 OPENING = struct.Struct("<4sIII")
 _OPENING_MAGIC = b"frtO"
 REQUEST = struct.Struct("<4sIQQI")
-_REQUEST_MAGIC = b"frtR"
+REQUEST_MAGIC, NAME_MAGIC, ANSWER_MAGIC = b"frtR", b"frtN", b"frtA"
 HEAD = struct.Struct("<4sHHIIIQQQQII")
 _HEAD_MAGIC = b"frtD"
 _HEAD_BYTES_CHECKED = HEAD.size - 4
@@ -84,7 +89,7 @@ class Entry(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for an object from an offset on; its frames carry the ticket."""
+    """A request for an object from an offset on; its frames carry the ticket. Names and answers have the same form."""
 
     ticket: int
     objref: int
@@ -111,22 +116,26 @@ def read_opening(data: bytes | bytearray) -> bool:
     return bool(flags & CHECKSUM)
 
 
-def pack_request(request: Request) -> bytes:
-    """Write a request."""
-    head = REQUEST.pack(_REQUEST_MAGIC, *request, 0)[:-4]
+def pack_request(request: Request, magic: bytes = REQUEST_MAGIC) -> bytes:
+    """Write a request; by its magic a name or an answer."""
+    head = REQUEST.pack(magic, *request, 0)[:-4]
     return head + stream.crc32c(head).to_bytes(4, "little")
 
 
-def read_request(data: bytes | bytearray | memoryview, at: int) -> Request:
-    """Read a request.
+def read_request(data: bytes | bytearray | memoryview, at: int) -> tuple[bytes, Request]:
+    """Read a request, a name or an answer.
 
+    Returns:
+        (magic, fields).
     Raises:
-        WireError: it is none.
+        WireError: it is none of them.
     """
     magic, *fields, crc = REQUEST.unpack_from(data, at)
-    if magic != _REQUEST_MAGIC or crc != stream.crc32c(memoryview(data)[at : at + REQUEST.size - 4]):
+    if magic not in (REQUEST_MAGIC, NAME_MAGIC, ANSWER_MAGIC) or crc != stream.crc32c(
+        memoryview(data)[at : at + REQUEST.size - 4]
+    ):
         raise WireError("the other end sent something that is no request")
-    return Request(*fields)
+    return magic, Request(*fields)
 
 
 def pack_frame(frame: Frame) -> bytes:
@@ -152,7 +161,7 @@ def read_frame(head: bytearray) -> Frame:
         if not 0 < frame.nrefs <= BUNDLE_MAX or frame.length > frame.nrefs * (ENTRY.size + SMALL_BYTES):
             raise WireError(f"a bundle of {frame.nrefs} objects has {frame.length} bytes")
         return frame
-    if frame.status != OK:
+    if frame.status not in (OK, PUSH):
         if frame.length > TEXT_BYTES_MAX or frame.nrefs:
             raise WireError(f"the reason for refusing object {frame.objref:#x} has {frame.length} bytes")
         return frame
@@ -163,6 +172,8 @@ def read_frame(head: bytearray) -> Frame:
         )
     if frame.nrefs > REFS_MAX or (frame.nrefs and frame.offset):
         raise WireError(f"a frame of object {frame.objref:#x} names {frame.nrefs} references at {frame.offset}")
+    if frame.status == PUSH and (frame.nrefs or frame.length != frame.total or frame.total > SMALL_BYTES):
+        raise WireError(f"object {frame.objref:#x} of {frame.total} bytes is pushed, which is only for small ones")
     return frame
 
 
