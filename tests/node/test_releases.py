@@ -1,11 +1,10 @@
 """Objects that a peer releases early, or that are passed round: nothing stays on either node."""
 
-from test_exchange import in_loop, pair
-
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.value_traffic import NodeTables
 from fastrt.store.serialize import serialize
+from support.sides import in_loop, pair
 
 
 @in_loop
