@@ -11,8 +11,8 @@ import pytest
 from fastrt.store.serialize import serialize
 from fastrt.transfer import wire
 from fastrt.transfer.table import TransferError
+from support.sites import PATIENCE_S, Pair, Site
 
-from .sites import PATIENCE_S, Pair, Site
 from .test_native import Liar, dialled, frame, hung_up, pattern
 
 Make = Callable[..., Any]
