@@ -51,6 +51,7 @@ ref = produce.remote(queue, count)
 for _ in range(count): queue.get()
 print(count / (time.perf_counter() - start))
 """
+FORK = multiprocessing.get_context("fork")  # the default before Python 3.14
 Work = Callable[[], Any]
 # (title, operations, fastrt's, {peer: its}, (peer with a required ratio, factor))
 Row = tuple[str, int, Work, dict[str, Work], tuple[str, float] | None]
@@ -86,7 +87,7 @@ def checked(values: list[Any], expected: list[Any]) -> None:
 
 
 def executors() -> Iterator[Row]:
-    ours, theirs = fastrt.Executor(2), concurrent.futures.ProcessPoolExecutor(2)
+    ours, theirs = fastrt.Executor(2), concurrent.futures.ProcessPoolExecutor(2, mp_context=FORK)
 
     def mapped(executor: Any) -> None:
         checked(list(executor.map(square, range(CALLS))), SQUARES)
@@ -107,7 +108,7 @@ def executors() -> Iterator[Row]:
 
 
 def pools() -> Iterator[Row]:
-    with Pool(2) as ours, multiprocessing.Pool(2) as theirs:
+    with Pool(2) as ours, FORK.Pool(2) as theirs:
         for title, count, call in (
             (f"Pool.map of {CALLS:,}", CALLS, lambda pool: pool.map(square, range(CALLS))),
             (f"Pool.imap of {CALLS:,}", CALLS, lambda pool: list(pool.imap(square, range(CALLS)))),
@@ -155,7 +156,7 @@ def graphs() -> Iterator[Row]:
 
 
 def queues() -> Iterator[Row]:
-    ours, theirs = Queue(), multiprocessing.Queue()
+    ours, theirs = Queue(), FORK.Queue()
     remote = fastrt.remote(produce)
 
     def on_fastrt() -> None:
@@ -164,7 +165,7 @@ def queues() -> Iterator[Row]:
         fastrt.get(ref)
 
     def on_multiprocessing() -> None:
-        process = multiprocessing.Process(target=produce, args=(theirs, MESSAGES))
+        process = FORK.Process(target=produce, args=(theirs, MESSAGES))
         process.start()
         checked([theirs.get() for _ in range(MESSAGES)][-1:], [MESSAGE])
         process.join()

@@ -81,7 +81,7 @@ def test_light_install_has_no_packages_of_services(bare):
 
 
 def test_tasks_and_actors_run_in_a_light_install(bare):
-    done = run(bare, *PYTEST, "tests/tasks/test_remote.py", "tests/store/test_ref.py")
+    done = run(bare, *PYTEST, "tests/tasks/test_remote.py")
     assert done.returncode == 0, done.stdout
 
 
