@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fastrt.cluster.borrowing import EXPORT, IMPORT
+from fastrt.cluster.claims import ABSENT
+from fastrt.cluster.ledger import ACCEPTED, FORWARDED
 from fastrt.coordination.barriers import BARRIER
 from fastrt.coordination.legacy_runtime import SESSION
 from fastrt.coordination.members import MEMBER
@@ -24,6 +27,11 @@ MACHINES = {
     "Scheduler: object": OBJECT,
     "Membership: cluster": CLUSTER,
     "Membership: member": CLUSTER_MEMBER,
+    "Nodes: forwarded task": FORWARDED,
+    "Nodes: accepted task": ACCEPTED,
+    "Nodes: exported object": EXPORT,
+    "Nodes: imported object": IMPORT,
+    "Nodes: absent node": ABSENT,
 }
 DOOR = Transitions("door", {"OPEN": {"shut": "SHUT"}, "SHUT": {"open": "OPEN", "lock": "LOCKED"}, "LOCKED": {}})
 

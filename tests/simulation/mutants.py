@@ -47,9 +47,9 @@ MUTANTS = [
     Mutant("ca54da5: forgets a function that came again", "sent_functions",
            "if found is not None and found[1] > 1:", "if False:"),
     # ---- rules taken away ----
-    Mutant("release: does not count names", "references", "        if export.named > 0:\n", "        if False:\n"),
+    Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n"),
     Mutant("release: named again, not sent again", "references",
-           "            self._send(export.ref)  # it was named again", "            pass  # it was named again"),
+           "            self._send(ref)\n        elif", "            pass\n        elif"),
     Mutant("release: always of one name", "peer_stream",
            "_Release(objref=objref, named=standin.named)", "_Release(objref=objref, named=1)"),
     Mutant("tidy: objects passed on to a third node", "uplink", "exchange.tidy(needed | used)", "exchange.tidy(used)"),
@@ -73,7 +73,7 @@ MUTANTS = [
            "elif not core.retry(self._client, sent.task):", "elif True:"),
     Mutant("stream: stand-ins of a lost stream wait for ever", "value_traffic",
            "            lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)\n", "            pass\n"),
-    Mutant("ended: before the last result", "peer_stream", "        if accepted.left == 0:\n", "        if True:\n"),
+    Mutant("ended: before the last result", "ledger", "        return accepted.left == 0\n", "        return True\n"),
     Mutant("hops: without a limit", "uplink", "_HOPS_MAX = 4 ", "_HOPS_MAX = 1 << 30 "),
     Mutant("idle: closed without the peer's word", "idle",
            "            if self.is_claimed or not lately:\n", "            if True:\n"),
@@ -86,7 +86,10 @@ MUTANTS = [
            "return [key for key in self._pending.pop(node, []) if self._claim(key)]",
            "return [key for key in self._pending.get(node, []) if self._claim(key)][:1]"),
     Mutant("ledger: room is not given back", "ledger",
-           "        self.forwarded -= forwarded is not None and forwarded.remote is None\n", ""),
+           "        self.forwarded -= forwarded.remote is None\n        return forwarded, was_sealed\n",
+           "        return forwarded, was_sealed\n"),
+    Mutant("absent: a node that is back is given up", "claims",
+           "        elif is_member and self.until", "        elif False and self.until"),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-SIZES = (0, 0, 0, 300, 5_000, 20_000, 50_000)  # of the padding; large ones stay with their node
+SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
 
 
@@ -116,7 +116,8 @@ class Program:
     def _task(self, scope: list[str], depth: int) -> TaskSpec:
         rng = self._rng
         self._left -= 1
-        task = TaskSpec(len(self.tasks) + 1, self._some(scope, 3))
+        few = scope[:: max(1, len(scope) // 3)]  # that many tasks want at the same time, on different nodes
+        task = TaskSpec(len(self.tasks) + 1, self._some(few if rng.random() < 0.4 else scope, 3))
         self.tasks[task.number] = task
         task.duration_s = rng.random() * rng.choice((0.0005, 0.01, 0.1, 0.5))
         task.retries = self._retries if self._retries is not None else rng.choice((0, 1, 3, -1))

@@ -1,35 +1,86 @@
-"""The tasks and calls in progress over one stream: those forwarded to the peer, and those accepted from it."""
+"""The tasks and calls in progress over one stream: those forwarded to the peer, and those accepted from it.
+
+Pure state, without I/O, clock or arena: `peer_stream` carries out what follows from a move.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fastrt.cluster.hosted_actors import HostedActor
-from fastrt.cluster.lineage import Record
-from fastrt.cluster.remote_actors import RemoteActor
-from fastrt.store.ref import ObjectRef
+from fastrt.transitions import Transitions
+
+if TYPE_CHECKING:
+    from fastrt.cluster.hosted_actors import HostedActor
+    from fastrt.cluster.lineage import Record
+    from fastrt.cluster.remote_actors import RemoteActor
+    from fastrt.store.ref import ObjectRef
 
 
-@dataclass
+# States of a task or call of this node that the peer runs. Texts: an Enum's hash is a function in Python.
+SENT = "SENT"
+SEALED = "SEALED"  # its results are here, and this process has finished it
+ENDED = "ENDED"  # the peer has forgotten it
+TAKEN_BACK = "TAKEN_BACK"  # this node ends it, or runs it elsewhere
+# States of a task or call of the peer that runs here.
+RUNNING = "RUNNING"
+ANSWERED = "ANSWERED"  # the peer has all its results
+RETURNED = "RETURNED"  # without a result: its actor's process has ended
+
+FORWARDED = Transitions[str](
+    "forwarded task",
+    {
+        SENT: {"seal": SEALED, "end": ENDED, "take_back": TAKEN_BACK},
+        SEALED: {"end": ENDED, "take_back": TAKEN_BACK},
+        ENDED: {},
+        TAKEN_BACK: {},
+    },
+)
+ACCEPTED = Transitions[str](
+    "accepted task",
+    {
+        RUNNING: {"answer": ANSWERED, "return": RETURNED},
+        ANSWERED: {},
+        RETURNED: {},
+    },
+)
+
+
 class ForwardedTask:
     """A task or call of this node that the peer runs.
 
     Attributes:
         task: its index in this node's table.
         remote: the actor whose call it is; None: it is a task.
-        done: its results are sealed, and this process has finished it.
         record: how to run it again; set once one of its results names an object whose value is missing here.
+        state, moves: see `FORWARDED`.
     """
 
-    task: int
-    remote: RemoteActor | None = None
-    done: bool = False
-    record: Record | None = None
+    __slots__ = ("moves", "record", "remote", "state", "task")
+
+    def __init__(self, task: int, remote: RemoteActor | None = None) -> None:
+        self.task = task
+        self.remote = remote
+        self.record: Record | None = None
+        self.state: str = SENT
+        self.moves = 0
+
+    @property
+    def done(self) -> bool:
+        """Return whether its results are sealed, and this process has finished it."""
+        return self.state is not SENT
+
+
+class _Accepted:
+    """The defaults of each accepted task; they cost nothing when one is made."""
+
+    state: str = RUNNING
+    moves: int = 0
 
 
 @dataclass
-class AcceptedTask:
+class AcceptedTask(_Accepted):
     """A task or call of the peer that runs on this node.
 
     Attributes:
@@ -37,6 +88,7 @@ class AcceptedTask:
         left: how many of them are still to be sent.
         hosted: the hosted actor whose call it is; None: it is a task, or a call of an actor that this node owns.
         is_call: whether it is a call of any actor.
+        state, moves: see `ACCEPTED`.
     """
 
     results: list[ObjectRef]
@@ -72,11 +124,38 @@ class Ledger:
         """Return the forwarded task with a number, until it has ended."""
         return self._out.get(number)
 
-    def take(self, number: int) -> ForwardedTask | None:
-        """Remove and return the forwarded task with a number; None when there is none."""
+    def seal(self, number: int) -> None:
+        """Record that all results of a forwarded task are here, and that it is finished."""
+        FORWARDED.move(self._out[number], "seal", number)
+
+    def end(self, number: int) -> tuple[ForwardedTask, bool] | None:
+        """Remove a forwarded task that the peer has ended, unless it was taken back before.
+
+        Returns:
+            The task, and whether it was sealed before; else the caller finishes it.
+        """
         forwarded = self._out.pop(number, None)
-        self.forwarded -= forwarded is not None and forwarded.remote is None
+        if forwarded is None:
+            return None
+        was_sealed = forwarded.state is SEALED
+        FORWARDED.move(forwarded, "end", number)
+        self.forwarded -= forwarded.remote is None
+        return forwarded, was_sealed
+
+    def take(self, number: int) -> ForwardedTask | None:
+        """Remove and return the forwarded task with a number, to end it or to run it elsewhere; None: there is none."""
+        forwarded = self._out.pop(number, None)
+        if forwarded is not None:
+            FORWARDED.move(forwarded, "take_back", number)
+            self.forwarded -= forwarded.remote is None
         return forwarded
+
+    def take_open(self, number: int) -> ForwardedTask | None:
+        """Remove the forwarded task with a number; return it if it had no results yet."""
+        forwarded = self._out.get(number)
+        is_open = forwarded is not None and not forwarded.done
+        self.take(number)
+        return forwarded if is_open else None
 
     def open(self) -> Iterator[tuple[int, ForwardedTask]]:
         """Return the forwarded tasks without results, with their numbers, oldest first; they may be taken meanwhile."""
@@ -95,9 +174,22 @@ class Ledger:
         """Return all tasks and calls of the peer on this node."""
         return list(self._in.values())
 
-    def settle(self, number: int) -> None:
-        """Remove an accepted task: the peer has all its results, or its call was returned without one."""
-        self.accepted -= not self._in.pop(number).is_call
+    def result_sent(self, number: int) -> bool:
+        """Count a result that the peer has; return whether it was the last one, with which the task is removed."""
+        accepted = self._in.get(number)
+        if accepted is None:
+            return False
+        accepted.left -= 1
+        if accepted.left == 0:
+            ACCEPTED.move(self._in.pop(number), "answer", number)
+            self.accepted -= not accepted.is_call
+        return accepted.left == 0
+
+    def give_back(self, number: int) -> None:
+        """Remove an accepted call that is returned without a result."""
+        accepted = self._in.pop(number)
+        ACCEPTED.move(accepted, "return", number)
+        self.accepted -= not accepted.is_call
 
     @property
     def is_empty(self) -> bool:

@@ -161,10 +161,11 @@ class Exchange:
                 self.remote_actors.ended(sent.remote, number)
 
     def _on_ended(self, number: int) -> None:
-        sent = self.ledger.take(number)
-        if sent is None:
+        ended = self.ledger.end(number)
+        if ended is None:
             return
-        if not sent.done:
+        sent, was_sealed = ended
+        if not was_sealed:
             self.flows.drop(number)
             try:
                 core.finish(self._client, sent.task)
@@ -267,22 +268,15 @@ class Exchange:
         if accepted is None:
             return
         if accepted.hosted is not None and self.hosted_actors.send_fallen(accepted.hosted, number, ref):
-            self._settle(number)
+            self.ledger.give_back(number)
+            self._budget.ended(self, number)
             return
         self.traffic.send(ref, partial(self._result_sent, number), task=number, result=k)
 
     def _result_sent(self, number: int) -> None:
-        accepted = self.ledger.find_accepted(number)
-        if accepted is None:
-            return
-        accepted.left -= 1
-        if accepted.left == 0:
-            self._settle(number)
+        if self.ledger.result_sent(number):
+            self._budget.ended(self, number)
             self.out.add("ended", number)
-
-    def _settle(self, number: int) -> None:
-        self.ledger.settle(number)
-        self._budget.ended(self, number)
 
     def _on_cancel(self, message: Any) -> None:
         accepted = self.ledger.find_accepted(message.task)
@@ -432,5 +426,5 @@ class Exchange:
 
     def _take_back(self, number: int) -> int | None:
         """Remove a forwarded task by its number; return its index if it has not ended yet."""
-        sent = self.ledger.take(number)
-        return None if sent is None or sent.done else sent.task
+        sent = self.ledger.take_open(number)
+        return None if sent is None else sent.task

@@ -17,6 +17,7 @@ from typing import Any
 from fastrt._core.objects import handles, remote
 from fastrt._core.tasks import generators
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.borrowing import ARRIVED, WAITING, Effect, Exports, Imported
 from fastrt.cluster.lineage import Origin
 from fastrt.errors import FastrtError
 from fastrt.store.client import Store
@@ -30,7 +31,7 @@ class PeerError(FastrtError):
 
 
 @dataclass
-class StandIn:
+class StandIn(Imported):
     """The local object that represents one of the peer: `task` seals it; None once it is sealed.
 
     The value of a sealed one is a copy, or it is remote: the peer keeps the bytes.
@@ -39,14 +40,10 @@ class StandIn:
     ref: ObjectRef
     task: int | None
     named: int = 0
+    state: str = WAITING
+    moves: int = 0
     origin: Origin | None = None  # how to rebuild it
     cancelled: tuple[bool, bool] | None = None  # (force, alone) of the last cancellation sent to the peer
-
-
-@dataclass
-class _Export:
-    ref: ObjectRef
-    named: int = 0
 
 
 class References:
@@ -67,7 +64,7 @@ class References:
         self._store = store
         self._send = send
         self._make = make
-        self._exports: dict[int, _Export] = {}
+        self._exports = Exports[ObjectRef]()
         self._imports: dict[int, StandIn] = {}
         self._peer_objrefs: dict[int, int] = {}  # stand-in's objref -> the objref on the peer
         self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
@@ -78,12 +75,9 @@ class References:
         theirs = self._peer_objrefs.get(ref.objref)
         if theirs is not None:
             return self._make(objref=theirs, yours=True)
-        export = self._exports.get(ref.objref)
-        if export is None:
-            export = self._exports[ref.objref] = _Export(ref)
+        if self._exports.name(ref.objref, ref):
             self._send(ref)
             self._held(ref)
-        export.named += 1
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def theirs(self, ref: ObjectRef) -> int:
@@ -94,19 +88,17 @@ class References:
         """Name a result to the peer that stays here until the peer releases it; False if the peer knows it already."""
         if ref.objref in self._exports or ref.objref in self._peer_objrefs:
             return False
-        self._exports[ref.objref] = _Export(ref, 1)
-        return True
+        return self._exports.name(ref.objref, ref)
 
     def name_again(self, ref: ObjectRef) -> None:
         """Name an object to the peer that it has claimed: it held the object on an earlier stream."""
-        export = self._exports.setdefault(ref.objref, _Export(ref))
-        export.named += 1
+        self._exports.name(ref.objref, ref)
 
     def kept(self, objref: int, ref: ObjectRef, origin: Origin | None) -> bool:
         """Use a local result as the stand-in for an object that the peer keeps; False if there is one already."""
         if objref in self._imports:
             return False
-        self._imports[objref] = StandIn(ref, None, 1, origin)
+        self._imports[objref] = StandIn(ref, None, 1, ARRIVED, origin=origin)
         self._peer_objrefs[ref.objref] = objref
         self._held(ref)
         return True
@@ -119,10 +111,10 @@ class References:
             ObjectStoreFullError: there is no room for another stand-in.
         """
         if message.yours:
-            export = self._exports.get(message.objref)
-            if export is None:
+            ref = self._exports.find(message.objref)
+            if ref is None:
                 raise PeerError(f"the peer names object {message.objref:#x} of this node, which it does not hold")
-            return export.ref
+            return ref
         found = self._imports.get(message.objref)
         if found is None:
             task: int | None = None
@@ -130,7 +122,8 @@ class References:
                 ref = generators.create(self._store.client, generators.ELSEWHERE)
             else:
                 task, ref = core.promise(self._store.client)
-            found = self._imports[message.objref] = StandIn(ref, task)
+            state = ARRIVED if task is None else WAITING
+            found = self._imports[message.objref] = StandIn(ref, task, state=state)
             self._peer_objrefs[ref.objref] = message.objref
             if message.stream:
                 self.on_stream(message.objref, ref)
@@ -142,6 +135,7 @@ class References:
         standin = self.waiting(objref)
         if standin is not None:
             standin.task = None
+            standin.arrive(objref)
             if not remote.is_remote(self._store.client, standin.ref.index, standin.ref.objref):
                 standin.origin = None
             self._held(standin.ref)
@@ -174,14 +168,11 @@ class References:
 
     def released(self, objref: int, named: int) -> None:
         """Handle the peer's release of an object of this node; the peer had received its name `named` times."""
-        export = self._exports.get(objref)
-        if export is None:
-            return
-        export.named -= named
-        if export.named > 0:
-            self._send(export.ref)  # it was named again before the release arrived: the peer has a new stand-in
-        else:
-            del self._exports[objref]
+        ref = self._exports.find(objref)
+        effect = self._exports.release(objref, named)
+        if effect is Effect.SEND_AGAIN and ref is not None:
+            self._send(ref)
+        elif effect is Effect.DROP:
             self.on_held(objref, 0)
 
     @property
@@ -195,14 +186,13 @@ class References:
 
     def exported_ref(self, objref: int) -> ObjectRef | None:
         """Return an object of this node that the peer holds; None when it does not."""
-        export = self._exports.get(objref)
-        return None if export is None else export.ref
+        return self._exports.find(objref)
 
     def adopt(self, message: Any, ref: ObjectRef) -> None:
         """Use a local object as the stand-in for an object that the peer has named."""
         found = self._imports.get(message.objref)
         if found is None:
-            self._imports[message.objref] = StandIn(ref, None, named=1)
+            self._imports[message.objref] = StandIn(ref, None, 1, ARRIVED)
             self._peer_objrefs[ref.objref] = message.objref
         else:
             found.named += 1  # holders of the earlier stand-in continue to use it
@@ -223,6 +213,7 @@ class References:
             if not held and not is_used(one.ref.objref):
                 del self._imports[objref], self._peer_objrefs[one.ref.objref]
                 self.on_held(one.ref.objref, 0)
+                one.give_up(objref)
                 yield objref, one
 
     @property

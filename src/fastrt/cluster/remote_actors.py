@@ -216,6 +216,7 @@ class RemoteActors:
             self._by_stand_in[standin.ref.objref] = self._follow(actor, plan.name, _Whose(objref=message.objref))
         core.finish(self._client, standin.task)
         standin.task = standin.origin = None
+        standin.arrive(message.objref)
 
     def _class(self, name: str) -> ObjectRef:
         """Store a placeholder for a class that this node does not have; it holds the name, for messages."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.objects import handles, remote
+from fastrt.cluster.claims import Absence, Keeping
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
 from fastrt.store.client import NO_ROOM, Store
 from fastrt.store.ref import ObjectRef
@@ -28,9 +29,6 @@ from fastrt.store.serialize import Serialized, serialize
 if TYPE_CHECKING:
     from fastrt.cluster.lineage import Origin
     from fastrt.cluster.peer_stream import Exchange
-
-CLAIM_S = 30.0  # after the end of a stream, both nodes keep what they have for each other for so long
-GONE_S = 2.0  # a node that has left the cluster for so long does not come back: an uplink that was killed is faster
 
 
 @dataclass
@@ -92,14 +90,12 @@ class _Lost:
     then: list[Callable[[], object]] = field(default_factory=list)
 
 
-@dataclass
-class _Absent:
-    """A node whose stream has ended: why, until when it may come back, and what it keeps for this node, by number."""
+class _Absent(Absence):
+    """A node whose stream has ended, and what it keeps for this node, by number."""
 
-    why: str
-    until: float
-    values: dict[int, list[Unclaimed]] = field(default_factory=dict)
-    is_back: bool = False  # it has left the cluster, and joined it again
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why, time.monotonic())
+        self.values: dict[int, list[Unclaimed]] = {}
 
 
 class RemoteValues:
@@ -132,7 +128,7 @@ class RemoteValues:
         for index, objref, node, there in remote.sources(self._client):
             with contextlib.suppress(FastrtError):  # dropped meanwhile
                 ref = handles.acquire(self._client, objref, index)
-                absent = self._absent.setdefault(node, _Absent("its stream to this node ended", _deadline()))
+                absent = self._absent_node(node, "its stream to this node ended")
                 absent.values.setdefault(there, []).append(Unclaimed(ref))
 
     def assign(self, origins: Mapping[int, Origin]) -> None:
@@ -213,13 +209,22 @@ class RemoteValues:
         gone = [source for source in self._sources.values() if source.exchange is exchange]
         if not gone:
             return
-        absent = self._absent.setdefault(exchange.node, _Absent(why, _deadline()))
+        absent = self._absent_node(exchange.node, why)
         for source in gone:
             self._remove(source)
             unclaimed = Unclaimed(source.ref, source.origin, source.same_as)
             absent.values.setdefault(source.objref, []).append(unclaimed)
         if self.is_ending:
             self.lose(exchange.node, why)
+
+    def _absent_node(self, node: str, why: str) -> _Absent:
+        absent = self._absent.get(node)
+        if absent is None:
+            absent = self._absent[node] = _Absent(node, why)
+        return absent
+
+    def _is_claimed(self, node: str) -> None:
+        self._absent.pop(node).claimed()
 
     def claims(self, node: str) -> list[int]:
         """Return the numbers of the values to claim from a node that has come back; unused ones are forgotten."""
@@ -233,7 +238,7 @@ class RemoteValues:
             else:
                 del absent.values[number]
         if not absent.values:
-            del self._absent[node]
+            self._is_claimed(node)
         return list(absent.values)
 
     def _is_used(self, ref: ObjectRef) -> bool:
@@ -253,7 +258,7 @@ class RemoteValues:
         absent = self._absent.get(node)
         values = [] if absent is None else absent.values.pop(number, [])
         if absent is not None and not absent.values:
-            del self._absent[node]
+            self._is_claimed(node)
         return values
 
     def absent(self) -> list[str]:
@@ -264,17 +269,14 @@ class RemoteValues:
         """Give up nodes that have left the cluster or did not come back in time; None: the members are not known."""
         now = time.monotonic()
         for node, absent in list(self._absent.items()):
-            if members is not None and node not in members:
-                absent.until = min(absent.until, now + GONE_S)  # unless only its uplink was killed
-            elif members is not None and absent.until < now + GONE_S and not absent.is_back:
-                absent.is_back, absent.until = True, _deadline()
-            if now > absent.until:
+            if absent.look(now, None if members is None else node in members):
                 self.lose(node, absent.why)
 
     def lose(self, node: str, why: str) -> None:
         """Give up the values that a node keeps."""
         absent = self._absent.pop(node, None)
         if absent is not None:
+            absent.lose()
             self.give_up([one for values in absent.values.values() for one in values], why)
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
@@ -392,40 +394,39 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._objects: dict[str, tuple[float, dict[int, ObjectRef]]] = {}
+        self._objects: dict[str, tuple[Keeping, dict[int, ObjectRef]]] = {}
         self.find: Callable[[str, int], ObjectRef | None] = lambda node, objref: None
         self.on_drop: Callable[[str, int], None] = lambda node, objref: None
 
     def keep(self, node: str, refs: Iterable[ObjectRef]) -> None:
         """Hold objects for a node whose stream has ended."""
-        held = self._objects.get(node, (0.0, {}))[1] | {ref.objref: ref for ref in refs}
+        held = self._held(node) | {ref.objref: ref for ref in refs}
         if held:
-            self._objects[node] = (_deadline(), held)
+            self._objects[node] = (Keeping(time.monotonic()), held)
+
+    def _held(self, node: str) -> dict[int, ObjectRef]:
+        return self._objects[node][1] if node in self._objects else {}
 
     def claim(self, node: str, objref: int) -> ObjectRef | None:
         """Return and remove an object that a node claims; None when it is not held for that node."""
-        found = self._objects.get(node, (0.0, {}))[1].pop(objref, None)
+        found = self._held(node).pop(objref, None)
         return self.find(node, objref) if found is None else found
 
     def drop(self, node: str) -> None:
         """Drop the objects that a node has not claimed; it has claimed all that it needs."""
-        for objref in self._objects.pop(node, (0.0, {}))[1]:
+        held = self._held(node)
+        self._objects.pop(node, None)
+        for objref in held:
             self.on_drop(node, objref)
 
     def tend(self, members: Collection[str] | None) -> None:
         """Drop objects that were not claimed in time, or whose node has left; None: the members are not known."""
         now = time.monotonic()
-        for node, (until, refs) in list(self._objects.items()):
-            if members is not None and node not in members and until > now + GONE_S:
-                self._objects[node] = (now + GONE_S, refs)
-            elif now > until:
+        for node, (keeping, refs) in list(self._objects.items()):
+            if keeping.look(now, None if members is None else node in members):
                 del self._objects[node]
                 for objref in refs:
                     self.on_drop(node, objref)
-
-
-def _deadline() -> float:
-    return time.monotonic() + CLAIM_S
 
 
 def _refuse(made: Replacement, origin: Origin | None, why: str) -> None:

@@ -533,6 +533,4 @@ class ValueTraffic:
         if message.objref:
             self._exchange.references.settled(message.objref)
         else:
-            sent = self._exchange.ledger.find(message.task)
-            assert sent is not None
-            sent.done = True
+            self._exchange.ledger.seal(message.task)

@@ -1,0 +1,98 @@
+"""How long two nodes keep values for each other after the end of a stream: pure state, without I/O, clock or arena.
+
+Both wait `CLAIM_S` for the next stream. A node that leaves the cluster gets `GONE_S`: an uplink that was killed is back
+before that. One that joins again gets the whole time once more, but only once.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from fastrt.transitions import Transitions
+
+CLAIM_S = 30.0  # after the end of a stream, both nodes keep what they have for each other for so long
+GONE_S = 2.0  # a node that has left the cluster for so long does not come back: an uplink that was killed is faster
+
+
+class Absent(IntEnum):
+    """States of a node whose stream has ended, and that keeps values for this one."""
+
+    AWAY = 0
+    LEFT = 1  # it is not a member of the cluster
+    BACK = 2  # it is a member again, or still is when its time is almost over
+    LEFT_AGAIN = 3
+    LOST = 4  # what it keeps is given up
+    CLAIMED = 5  # it has answered for everything that it keeps
+
+
+ABSENT = Transitions[Absent](
+    "absent node",
+    {
+        Absent.AWAY: {"leave": Absent.LEFT, "return": Absent.BACK, "lose": Absent.LOST, "claim": Absent.CLAIMED},
+        Absent.LEFT: {"return": Absent.BACK, "lose": Absent.LOST, "claim": Absent.CLAIMED},
+        Absent.BACK: {"leave": Absent.LEFT_AGAIN, "lose": Absent.LOST, "claim": Absent.CLAIMED},
+        Absent.LEFT_AGAIN: {"lose": Absent.LOST, "claim": Absent.CLAIMED},
+        Absent.LOST: {},
+        Absent.CLAIMED: {},
+    },
+)
+
+
+class Absence:
+    """A node whose stream has ended.
+
+    Args:
+        node: its id, for messages.
+        why: how its stream ended.
+        now: the time.
+
+    Attributes:
+        until: when it is lost unless it comes back.
+        state, moves: see `ABSENT`.
+    """
+
+    def __init__(self, node: str, why: str, now: float) -> None:
+        self.node = node
+        self.why = why
+        self.until = now + CLAIM_S
+        self.state = Absent.AWAY
+        self.moves = 0
+
+    def look(self, now: float, is_member: bool | None) -> bool:
+        """Take the time and the membership; return whether the node is lost now.
+
+        Args:
+            now: the time.
+            is_member: whether it is a member of the cluster; None: the members are not known.
+        """
+        is_here = self.state in (Absent.AWAY, Absent.BACK)
+        if is_member is False:
+            if is_here:
+                ABSENT.move(self, "leave", self.node)
+            self.until = min(self.until, now + GONE_S)
+        elif is_member and self.until < now + GONE_S and self.state in (Absent.AWAY, Absent.LEFT):
+            ABSENT.move(self, "return", self.node)
+            self.until = now + CLAIM_S
+        return now > self.until
+
+    def lose(self) -> None:
+        """Record that what it keeps is given up."""
+        ABSENT.move(self, "lose", self.node)
+
+    def claimed(self) -> None:
+        """Record that it has answered for all that it keeps, or that nothing of that is used any more."""
+        ABSENT.move(self, "claim", self.node)
+
+
+class Keeping:
+    """Objects that this node keeps for a node whose stream has ended: until when."""
+
+    def __init__(self, now: float) -> None:
+        self.until = now + CLAIM_S
+
+    def look(self, now: float, is_member: bool | None) -> bool:
+        """Take the time and the membership, as `Absence.look`; return whether the objects are dropped now."""
+        if is_member is False and self.until > now + GONE_S:
+            self.until = now + GONE_S
+            return False
+        return now > self.until

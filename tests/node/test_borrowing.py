@@ -1,0 +1,68 @@
+"""The pure state of what two nodes hold for each other: counts, moves that are not possible, and clocks passed in."""
+
+import pytest
+
+from fastrt.cluster.borrowing import Effect, Exports, Imported
+from fastrt.cluster.claims import CLAIM_S, GONE_S, Absence, Absent, Keeping
+from fastrt.cluster.ledger import AcceptedTask, Ledger
+from fastrt.transitions import IllegalMoveError
+
+
+def test_export_is_dropped_when_the_peer_has_released_every_name():
+    exports = Exports()
+    assert [exports.name(7, "ref"), exports.name(7, "ref"), exports.name(7, "ref")] == [True, False, False]
+    assert exports.release(7, 2) is Effect.SEND_AGAIN
+    assert exports.find(7) == "ref"
+    assert exports.release(7, 1) is Effect.DROP
+    assert exports.release(7, 1) is Effect.NOTHING
+    assert 7 not in exports
+
+
+def test_import_arrives_once_and_says_how_often_it_was_named():
+    one = Imported()
+    one.named = 3
+    one.arrive(7)
+    with pytest.raises(IllegalMoveError, match=r"imported object 0x7: 'arrive' is not possible in the state ARRIVED"):
+        one.arrive(7)
+    assert one.give_up(7) == 3
+    with pytest.raises(IllegalMoveError, match="WAITING -arrive-> ARRIVED -give_up-> RELEASED"):
+        one.give_up(7)
+
+
+def test_ledger_counts_what_is_open_and_tells_whether_a_task_was_sealed():
+    ledger = Ledger()
+    first, second, third = (ledger.forward(task, None) for task in (10, 11, 12))
+    ledger.seal(first)
+    assert [number for number, _ in ledger.open()] == [second, third]
+    assert (ledger.end(first)[1], ledger.end(second)[1], ledger.end(second)) == (True, False, None)
+    assert ledger.take_open(third).task == 12
+    assert ledger.forwarded == 0
+    ledger.accept(1, AcceptedTask([], 2, None, False))
+    assert [ledger.result_sent(1) for _ in range(3)] == [False, True, False]
+    assert ledger.is_empty
+
+
+def test_sealed_task_cannot_be_sealed_again():
+    ledger = Ledger()
+    number = ledger.forward(10, None)
+    ledger.seal(number)
+    with pytest.raises(IllegalMoveError, match="forwarded task 1: 'seal' is not possible in the state SEALED"):
+        ledger.seal(number)
+
+
+def test_absent_node_is_lost_after_its_time_or_soon_after_it_has_left():
+    waits, leaves, returns = (Absence("node", "cut", 0.0) for _ in range(3))
+    assert not waits.look(CLAIM_S, None)
+    assert waits.look(CLAIM_S + 0.1, None)
+    assert [leaves.look(at, False) for at in (1.0, 1.0 + GONE_S, 1.1 + GONE_S)] == [False, False, True]
+    assert [returns.look(at, here) for at, here in ((1.0, False), (2.0, True), (20.0, True))] == [False] * 3
+    assert (returns.state, returns.until) == (Absent.BACK, 2.0 + CLAIM_S)
+    returns.claimed()
+    with pytest.raises(IllegalMoveError, match="AWAY -leave-> LEFT -return-> BACK -claim-> CLAIMED"):
+        returns.lose()
+
+
+def test_what_is_kept_for_a_node_that_has_left_is_dropped_soon():
+    keeping = Keeping(0.0)
+    assert [keeping.look(at, here) for at, here in ((5.0, True), (6.0, False), (6.0 + GONE_S, False))] == [False] * 3
+    assert keeping.look(6.1 + GONE_S, False)
