@@ -353,7 +353,7 @@ class _Inline:
 def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
     """Put the simulator's clock, randomness, sockets and threads in the place of the real ones."""
     world, network = cluster.world, cluster.world.network
-    rng = random.Random(cluster.plan.seed ^ 0xB17E5)
+    rng = world.bytes
     ids = iter(range(1 << 60))
 
     class Exchange(uplink.Exchange):  # sets of streams have the same order in each run

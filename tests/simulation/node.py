@@ -14,11 +14,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import posix_ipc
-
 from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
-from fastrt._core.memory.segment import Segment
+from fastrt._core.memory.segment import Segment, sweep
 from fastrt._core.objects import functions, handles, remote
 from fastrt._core.repair.fsck import fsck, usage
 from fastrt._core.tasks import admission as core_admission
@@ -43,6 +41,7 @@ from .world import Process, World, pause
 CODE = b"the code of every task " * 4
 DIGEST = hashlib.blake2b(CODE, digest_size=16).digest()
 STORE_BYTES = 48 << 20
+ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
 RESTART_S = (0.05, 0.4)  # of an uplink
 BACKLOG_S = 300e-6
@@ -360,7 +359,7 @@ class UplinkMember(Member):
         settings = {
             "head": node.cluster.head_address, "listen": node.address(), "name": node.host,
             "workers": node.cpus, "join_first": False, "lineage_bytes": 64 << 20, "keep_bytes": 16 << 10,
-            "peer_idle_s": 4.0, "standby": "",
+            "peer_idle_s": 4.0, "standby": "", "labels": {},
         }  # fmt: skip
         self.uplink = Uplink(self.store, settings, node.cluster.access, self.lasting)
         self.lasting.deliver = self.uplink._orders._on_message
@@ -375,11 +374,21 @@ class UplinkMember(Member):
             world.violation(f"the uplink of {self.node.host} raised {type(exc).__name__}: {exc}", exc)
 
 
-def _segment() -> Segment:
-    """An arena. Its name comes from the seed, so a run that was killed, or runs beside, may have it."""
-    while True:
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            return Segment.create(STORE_BYTES, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
+def _segment(world: World) -> Segment:
+    """An arena. Its name comes from the seed, so it is given up at once: a run beside this one may want it."""
+    state = world.bytes.getstate()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            made = Segment.create(STORE_BYTES, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
+        except FileExistsError:
+            if attempt == ATTEMPTS:
+                raise
+            world.bytes.setstate(state)
+            sweep()  # of runs that were killed; it takes a moment, too
+        else:
+            made.unlink()
+            return made
+    raise AssertionError("every attempt returns or raises")
 
 
 class Node:
@@ -398,7 +407,7 @@ class Node:
         self.alive = True
         self.slowness = 1.0
         self._ports = 0
-        self.segment = _segment()
+        self.segment = _segment(self.world)
         slot, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DAEMON, "daemon")
         self.client = Client(self.segment, slot, gen)
         self.store = Store(self.client, 0.0)
@@ -406,7 +415,7 @@ class Node:
         self.kept = KeptObjectTable(self.client)
         self.members: dict[int, Member] = {}
         self.admission = SimAdmission(
-            self.store, cpus, {}, True, self._runs_here, lambda slot: False, lambda: None, self.world.say
+            self.store, cpus, {}, {}, True, self._runs_here, lambda slot: False, lambda: None, self.world.say
         )
         self._seen = 0
         self._in_step = False

@@ -146,6 +146,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.bytes = random.Random(seed ^ 0xB17E5)  # in the place of the kernel's
         self.now = 1000.0
         self.processes: list[Process] = []
         self.graveyard: list[Process] = []
