@@ -11,14 +11,10 @@ import psutil
 import pytest
 
 import fastrt
-from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+import support.grpc_opened  # noqa: F401
 from support import rank_pool
 
 _names = itertools.count()
-
-# gRPC keeps open for good what its first use opens: before the first test is watched for what it leaves.
-with Coordinator(CoordinatorOptions(num_tasks=1)) as _service, connect(_service.address):
-    pass
 
 
 class Ranks:

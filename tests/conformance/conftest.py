@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from fastrt.coordination import Coordinator, CoordinatorOptions
 from support.jax_envs import python_of
 
 CLIENT = Path(__file__).with_name("jax_client.py")
@@ -19,8 +19,7 @@ CLIENT = Path(__file__).with_name("jax_client.py")
 if "FASTRT_JAX" not in os.environ:
     collect_ignore_glob = ["test_jax_*.py"]
 else:
-    with Coordinator(CoordinatorOptions(num_tasks=1)) as _service, connect(_service.address):
-        pass  # grpc opens now what it keeps open for good
+    import support.grpc_opened  # noqa: F401
 
 
 class Process:

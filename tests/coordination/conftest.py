@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+import support.grpc_opened  # noqa: F401
+from fastrt.coordination import Coordinator, CoordinatorOptions
 from fastrt.coordination.engine import METHODS
 from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.descriptors import message_set
@@ -18,15 +19,6 @@ _SETS = {
     "xla.DistributedRuntimeService": "runtime_v3",
     "fastrt.coordination.Inspector": "coordination",
 }
-
-
-def warm_up() -> None:
-    """Let grpc open what it keeps open for good, before the first test is watched for what it leaves."""
-    with Coordinator(CoordinatorOptions(num_tasks=1)) as service, connect(service.address):
-        pass
-
-
-warm_up()
 
 
 class Raw:

@@ -1,0 +1,3 @@
+"""Lets gRPC open what it keeps open for good."""
+
+import support.grpc_opened  # noqa: F401
