@@ -226,7 +226,8 @@ class ValueTraffic:
     def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
         if self._exchange.closed:
             return
-        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
+        is_away = spill.is_spilled(self._client, ref) and not self._store.files.can_map(ref)
+        if is_away and self._store.tell is not None:
             self._restoring.add(ref, partial(self._send_now, then, where))
         else:
             self._send_now(then, where, ref, None)
@@ -239,7 +240,7 @@ class ValueTraffic:
         try:
             if error is not None:
                 raise error
-            kind, is_error, data = self._store.read(ref)
+            kind, is_error, data = self._store.read(ref, at_once=True)
         except FastrtError as exc:  # the peer gets the error as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
         if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0

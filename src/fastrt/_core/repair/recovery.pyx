@@ -231,9 +231,10 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
                 continue
             if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
                 # The file is complete; if there is a block, it was about to be freed or is half read back. Take a
-                # SPILLED entry first: another client may be deleting it.
+                # SPILLED entry first: another client may be deleting it. The block of one with refs has only those.
                 if a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
-                    rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
+                    if x.entries[i].nrefs == 0:
+                        rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
                     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
             elif what == FRT_OBJ_SPILLING:
                 a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
