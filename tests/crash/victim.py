@@ -269,14 +269,14 @@ class Victim:
                 raise Wrong(f"the value of seed {8200 + k} in a file is torn")
             self.kept.append(pin)
         mapped.create(c, 20000, KIND, 6)  # dropped before it has a file
-        work.begin_file(mapped.create(c, 20000, KIND), 20000)
+        work.begin_file(c, mapped.create(c, 20000, KIND), 20000)
         for k in range(3):
             task, ref = tasks.promise(c)
             writer = mapped.result(c, task, 0, 20000, KIND, 6 * (k == 1))
             if k < 2:
-                work.open_file(writer, 8220 + k, 20000, [f] * (6 * k))
+                work.open_file(c, writer, 8220 + k, 20000, [f] * (6 * k))
             else:  # an attempt that failed, before the one that fits
-                work.begin_file(writer, 20000)
+                work.begin_file(c, writer, 20000)
                 writer = handles.result(c, task, 0, 300, KIND)
                 writer.copy(0, work.pattern(8222, 300))
                 writer.seal()
@@ -319,11 +319,19 @@ class Victim:
     def keep_elsewhere(self) -> None:
         """Values that another node keeps: copies come, go, and stay without their source."""
         c, there = self.client, "5e" * 16
-        for k, nbytes in enumerate((20000, 20000, 1 << 40)):
+        for k, nbytes in enumerate((20000, 20000, 20000, 1 << 40)):
             task, _ = tasks.promise(c)
             ref = remote.seal_result(c, task, 0, nbytes, 16, there, 7)
             tasks.finish(c, task)
             try:
+                if k == 1:  # they come in a file
+                    for use in ("abort", "seal"):
+                        fill = mapped.fetch(c, ref)
+                        work.begin_file(c, fill, nbytes)
+                        fill.copy(0, work.pattern(8300, nbytes))
+                        getattr(fill, use)()
+                    self.kept.append(ref)
+                    continue
                 for use in ("seal", "abort", "seal"):
                     fill = remote.fetch(c, ref)
                     getattr(fill, use)()

@@ -57,22 +57,29 @@ def put_in_place(client: Client, seed: int, nbytes: int) -> tuple[handles.Writer
     return writer, writer.seal_in_place()
 
 
-def begin_file(writer: mapped.FileWriter, nbytes: int) -> None:
-    with open(f"{FOLDER[0]}/{writer.name():016x}", "xb+") as file:
+def folder_of(client: Client) -> str:
+    """Make the folder of the files of an arena: several arenas are alive at once, and name their objects alike."""
+    folder = f"{FOLDER[0]}/{client.segment.session}"
+    os.makedirs(folder, exist_ok=True)
+    spill.configure(client, folder)
+    return folder
+
+
+def begin_file(client: Client, writer: mapped.FileWriter | mapped.FileFill, nbytes: int) -> None:
+    with open(f"{folder_of(client)}/{writer.name():016x}", "xb+") as file:
         file.truncate(nbytes)
         writer.map(file.fileno(), 0, 0, memoryview)
 
 
-def open_file(writer: mapped.FileWriter, seed: int, nbytes: int, refs: Sequence[Ref]) -> Any:
+def open_file(client: Client, writer: mapped.FileWriter, seed: int, nbytes: int, refs: Sequence[Ref]) -> Any:
     """Write a value to a file, as a process does that finds no room; the reference, or None for a result."""
-    begin_file(writer, nbytes)
+    begin_file(client, writer, nbytes)
     writer.copy(0, pattern(seed, nbytes))
     return writer.seal(refs)
 
 
 def put_file(client: Client, seed: int, nbytes: int, refs: Sequence[Ref] = ()) -> Ref:
-    spill.configure(client, FOLDER[0])
-    ref: Ref = open_file(mapped.create(client, nbytes, KIND, len(refs)), seed, nbytes, refs)
+    ref: Ref = open_file(client, mapped.create(client, nbytes, KIND, len(refs)), seed, nbytes, refs)
     return ref
 
 
@@ -83,7 +90,7 @@ def read_file(client: Client, ref: Ref) -> Any:
         return None
     kind, error, nbytes, _ = about
     try:
-        with open(f"{FOLDER[0]}/{ref.objref:016x}", "rb") as file:
+        with open(f"{folder_of(client)}/{ref.objref:016x}", "rb") as file:
             if os.fstat(file.fileno()).st_size != nbytes:
                 return None  # it is being spilled again
             pin = mapped.map_file(file.fileno(), file.name, 0, nbytes, 0)
@@ -106,11 +113,11 @@ def load(client: Client, ref: Ref) -> tuple[int, bool, Any]:
 
 def spill_some(client: Client, most: int) -> None:
     """Move values that nobody has mapped to files."""
-    spill.configure(client, FOLDER[0])
+    folder = folder_of(client)
     for _, _, index, objref in spill.candidates(client)[:most]:
         data = spill.begin(client, index, objref)
         if data is not None:
-            with open(f"{FOLDER[0]}/{objref:016x}", "wb") as file:
+            with open(f"{folder}/{objref:016x}", "wb") as file:
                 file.write(data)
             del data
             spill.commit(client, index)
@@ -123,7 +130,7 @@ def restore(client: Client, ref: Ref) -> None:
     if room is None:
         spill.wait_restored(client, ref, 0.005)  # somebody else is at it
         return
-    with open(f"{FOLDER[0]}/{ref.objref:016x}", "rb") as file:
+    with open(f"{folder_of(client)}/{ref.objref:016x}", "rb") as file:
         file.readinto(room)
     del room
     spill.finish_restore(client, index, True)
@@ -232,10 +239,9 @@ def _perform(client: Client, function: Ref, task: int) -> None:
 
 def _result(client: Client, task: int, k: int, seed: int, nbytes: int, refs: Sequence[Ref] = ()) -> None:
     if refs and seed % 40 < 20:  # in a file, as if it had found no room
-        spill.configure(client, FOLDER[0])
         file = mapped.result(client, task, k, nbytes, KIND, len(refs))
         if file is not None:
-            open_file(file, seed, nbytes, refs)
+            open_file(client, file, seed, nbytes, refs)
         return
     writer = handles.result(client, task, k, nbytes, KIND, len(refs))
     if writer is not None:  # a former attempt may have come so far

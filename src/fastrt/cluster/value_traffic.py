@@ -451,15 +451,17 @@ class ValueTraffic:
         Raises:
             PeerError: the message is invalid.
         """
-        make: Callable[..., Any] = self._store.create
+        make: Callable[..., Any] = partial(self._store.create, in_file=True)
+        make_file: Callable[..., Any] = self._store.files.create
         place, then = -1, finish
         if then is None:
             make, place = partial(self._store.result, task, message.result), message.result
+            make_file = partial(self._store.files.result, task, message.result)
             then = partial(self._arrived, message, task)
         kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
         about = (make, kind, message.error, contains, message.size, task, place, objref)
         is_kept = bool(message.objref) and not message.item
-        self.arrivals.begin(message, Arriving(*about, then, message.holder, is_kept))
+        self.arrivals.begin(message, Arriving(*about, then, message.holder, is_kept, make_file=make_file))
 
     def _refuse(self, message: Any) -> None:
         """Answer the offer of a value that nothing on this node waits for."""

@@ -163,7 +163,7 @@ class Store:
         """
         return self.with_room(
             nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient,
-            (lambda: self.files.create(nbytes, kind, nrefs)) if in_file else None,
+            (lambda: self.files.create(nbytes, kind, nrefs)) if in_file and not error else None,
         )  # fmt: skip
 
     def result(
@@ -340,7 +340,7 @@ class Store:
             if self.tell is not None:
                 self.tell(Restore(ref.index, ref.objref))
             left_s = patience_s if deadline is None else min(patience_s, deadline - time.monotonic())
-            if spill.wait_restored(self.client, ref, left_s):
+            if spill.wait_restored(self.client, ref, left_s) or self.files.can_map(ref):
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise GetTimeoutError(f"the value of {ref} is on another node, and has not arrived in time; wait again")
@@ -351,8 +351,8 @@ class Store:
                 asked_at, patience_s = time.monotonic(), _RESTORE_LOOK_S
                 if spill.last_round(self.client)[0]:
                     waiting.stir()
-                else:
-                    why = waiting.look()
+                elif not self.files.falls_back or waiting.waited_s > self.patience_s:
+                    why = waiting.look()  # else the uplink may be about to use a file
             elif time.monotonic() - asked_at > room.SPILL_PATIENCE_S and not remote.is_missing(self.client, ref):
                 why = "the node daemon does not answer"
             if why:

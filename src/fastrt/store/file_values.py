@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import mapped, spill
-from fastrt._core.objects.mapped import FileWriter, MappedPin
+from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin
 from fastrt.errors import ObjectLostError
 from fastrt.folders import UnsafeFolderError
 from fastrt.store import room
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.serialize import Serialized
 
+_File = TypeVar("_File", FileWriter, FileFill)
 _ATTEMPTS = 4  # to read a file that the daemon may be removing or writing
 _LOOK_S = 0.02  # until the first look whether the daemon restores a value
 
@@ -68,6 +69,15 @@ class FileValues:
         """
         writer = mapped.result(self._store.client, task, index, nbytes, kind, nrefs)
         return None if writer is None else self._open(writer)
+
+    def fetch(self, ref: ObjectRef) -> FileFill | None:
+        """Create the file of a remote value; None when its bytes are here, or another process fetches them.
+
+        Raises:
+            OSError, UnsafeFolderError, MemoryError: as for `create`.
+        """
+        fill = mapped.fetch(self._store.client, ref)
+        return None if fill is None else self._open(fill)
 
     def put(self, parts: Serialized) -> ObjectRef:
         """Write a serialized value to a file.
@@ -125,7 +135,7 @@ class FileValues:
             self._files = SpillFiles(Path(spill.directory(self._store.client)), Path(self._store.socket_path).parent)
         return self._files
 
-    def _open(self, writer: FileWriter) -> FileWriter:
+    def _open(self, writer: _File) -> _File:
         self._opened().open_writer(writer)
         room.warn_of_file(self._store, len(writer))
         return writer

@@ -33,7 +33,7 @@ from fastrt.folders import (
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext
 
-    from fastrt._core.objects.mapped import FileWriter, MappedPin, Pages
+    from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin, Pages
 
 _HEADER = struct.Struct("<8sQQ12s28x")  # 64 bytes: a mapped value is aligned like one in the arena
 _MAGIC = b"fastrtS3"
@@ -125,7 +125,7 @@ class SpillFiles:
             if not hmac.compare_digest(file.read(_TAG_BYTES + 1), mac.tag):
                 raise ValueError("it is not what this session wrote")
 
-    def open_writer(self, writer: FileWriter) -> None:
+    def open_writer(self, writer: FileWriter | FileFill) -> None:
         """Create the file of a value that is to be written through a mapping, and map it.
 
         Raises:

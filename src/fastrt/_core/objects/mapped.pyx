@@ -3,11 +3,13 @@
 
     RESERVED -> SPILLED(me)      `create`, then `FileWriter.seal`
     PENDING -> SPILLED(me)       `result`, then `FileWriter.seal`
+    SPILLED -> RESTORING(me) -> SPILLED(me)      `fetch`, then `FileFill.seal`: a remote value whose bytes arrive
 
 So a value that finds no room is a spilled one from its beginning, under the rules of `spill`. FRT_ENTRY_FILE is set
 before the file exists: the client that frees the entry, or recovers its dead writer, removes the file. The caller
 creates the file and gives it its size; `FileWriter.seal` commits when all bytes are written. The references that the
-value contains stay in the arena, alone.
+value contains stay in the arena, alone. A remote value gets FRT_ENTRY_FILE only when all bytes are in the file, because
+the flag says that it needs no source; recovery removes the file of an entry that is RESTORING without the flag.
 
 A `MappedPin` needs neither a pin in the arena nor the file's name: the kernel keeps a file's bytes while a process maps
 them, also after the file was removed. Then their space is free once the last mapping is gone, or its process.
@@ -19,16 +21,26 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 
 from fastrt.errors import FastrtError
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from fastrt._core.memory.arena cimport arena_alloc
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.segment cimport spill_remove
 from fastrt._core.memory.trace cimport *
 from fastrt._core.objects.handles cimport Pin, Ref, Writer, ref_use, ref_wrap, writer_contain
-from fastrt._core.objects.objects cimport object_discard, object_empty, object_new, object_seal_file, object_seal_remote
+from fastrt._core.objects.objects cimport (
+    object_discard,
+    object_empty,
+    object_maybe_delete,
+    object_new,
+    object_seal_file,
+    object_seal_remote,
+    object_tell,
+)
 from fastrt._core.objects.references cimport task_is_mine, task_result
+from fastrt._core.objects.remote cimport Fill
 from fastrt._core.objects.scalar cimport KIND_SCALARS_END, scalar_read
 from fastrt._core.objects.unread_list cimport unread_read
 
@@ -196,6 +208,80 @@ def result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t kind
         return None
     check(object_empty(&client.x, i))
     return _writer(client, i, <int>t, nbytes, nrefs, kind)
+
+
+@cython.no_gc
+cdef class FileFill(Fill):
+    """A `Fill` whose memory is a mapped file; made by `fetch`, usable after `map`."""
+
+    cdef char *pages
+    cdef uint64_t length
+    cdef object finish
+
+    def __dealloc__(self):
+        if self.pages != NULL:
+            munmap(self.pages, self.length)
+
+    def name(self):
+        """The number of the object, which names its file."""
+        return self.client.x.entries[self.index].objref
+
+    def map(self, int fd, uint64_t before, uint64_t after, finish):
+        """Map the file; as `FileWriter.map`."""
+        cdef uint64_t length = before + self.nbytes + after
+        cdef char *pages
+        if self.done or self.pages != NULL:
+            raise FastrtError("the file is mapped already")
+        with nogil:
+            pages = _map(fd, length, False)
+        if pages == NULL:
+            raise MemoryError("this process has too many mappings (vm.max_map_count)")
+        self.pages, self.length, self.finish = pages, length, finish
+        self.data = pages + before
+
+    cdef void _abort(self) noexcept:
+        spill_remove(&self.client.x, self.client.x.entries[self.index].objref)
+        Fill._abort(self)
+
+    def seal(self, refs=()):
+        """Make the bytes visible; the value is an ordinary one in a file from now on, and needs its source no more."""
+        cdef frt_ctx *x = &self.client.x
+        cdef uint64_t *state = frt_state(x, self.index)
+        if refs or self.done or self.pages == NULL:
+            raise BufferError("the file is not mapped, or sealed already")
+        self.client.ensure()
+        self.finish(_pages(self.pages, self.length, False, self))
+        self.finish = None
+        self.done = True
+        a64_add_rlx(&x.sb.mapped_objects, 1)
+        a64_add_rlx(&x.sb.mapped_bytes, self.nbytes)
+        a8_or_sc(&x.entries[self.index].flags, FRT_ENTRY_FILE)
+        a8_and_sc(&x.entries[self.index].flags, <uint8_t>~<unsigned>FRT_ENTRY_REMOTE)
+        a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(a64_load_sc(state))))  # commit
+        object_tell(x, self.index)
+        object_maybe_delete(x, self.index)
+
+
+def fetch(Client client, Ref ref):
+    """Begin to fetch the bytes of a remote value into a file.
+
+    Returns:
+        A `FileFill`; None when the bytes are here, or another client is fetching or dropping them.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state
+    cdef uint64_t word
+    cdef FileFill fill
+    client.ensure()
+    ref_use(client, ref)
+    state = frt_state(x, ref.index)
+    word = a64_load_sc(state)
+    if frt_word_state(word) != FRT_OBJ_SPILLED or a8_load_sc(&x.entries[ref.index].flags) & FRT_ENTRY_FILE or \
+            not a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+        return None
+    fill = FileFill.__new__(FileFill)
+    fill.client, fill.index, fill.nbytes = client, ref.index, x.entries[ref.index].bytes
+    return fill
 
 
 # ---- reading ----
