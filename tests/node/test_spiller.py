@@ -51,7 +51,8 @@ def test_twice_the_store_is_read_back_right(spills):
         assert np.array_equal(fastrt.get(ref), array(i))
     assert spill.totals(client())["restored_objects"] == 0  # without room their files are mapped
     del refs[32:]
-    assert [fastrt.get(ref)[0] for ref in refs] == list(range(32))
+    for _ in range(3):  # the third time they are restored
+        assert [fastrt.get(ref)[0] for ref in refs] == list(range(32))
     assert spill.totals(client())["restored_objects"] >= 16
     assert fsck.fsck(client()) == []
 

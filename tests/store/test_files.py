@@ -156,7 +156,7 @@ def test_values_that_are_in_use_leave_no_room_and_the_next_goes_to_a_file(folder
     assert totals["mapped_objects"] >= 3
 
 
-def test_spilled_values_are_mapped_while_there_is_no_room_and_restored_when_there_is(folder):
+def test_spilled_values_are_mapped_and_restored_when_they_are_read_again_and_there_is_room(folder):
     refs = [fastrt.put(array(4 * MIB, k)) for k in range(8)]
     before = spill.totals(client())["restored_objects"]
     values = fastrt.get(refs)
@@ -166,7 +166,8 @@ def test_spilled_values_are_mapped_while_there_is_no_room_and_restored_when_ther
     spilled = next(ref for ref in refs if spill.is_spilled(client(), ref))
     refs.clear()
     del values
-    fastrt.get(spilled)
+    for _ in range(2):
+        fastrt.get(spilled)
     assert spill.totals(client())["restored_objects"] == before + 1
 
 

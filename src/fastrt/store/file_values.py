@@ -1,7 +1,8 @@
 """Fallback memory: values in files that this process writes because the store has no room, or maps to read them.
 
-A value that is only in a file is a spilled one (`_core.objects.mapped`). If there is room, the daemon restores it, and
-all processes share the memory. If not, each reader maps the file: to spill other values for it would cost more.
+A value that is only in a file is a spilled one (`_core.objects.mapped`). Each reader maps the file. The third read has
+the daemon restore the value if there is room, because each reader authenticates the file, and memory is shared. Earlier
+it does not pay: most values are read once, and a restored value may have to be written again.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class FileValues:
             about = mapped.look(client, ref)
             if about is None:
                 return None
-            kind, is_error, nbytes, fits = about
-            if fits and not (why or at_once) and self._is_restored(ref):
+            kind, is_error, nbytes, pays = about
+            if pays and not (why or at_once) and self._is_restored(ref):
                 return None
             data: MappedPin | bytearray | None = self._mapped.get(ref.objref)
             if data is None:

@@ -265,7 +265,7 @@ typedef struct {
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
     uint16_t kind;    /* how the value is encoded: below 16 a scalar (scalar.pxd), else the store's choice */
     uint8_t flags;
-    uint8_t pad0;
+    uint8_t maps; /* reads from its file since it is there, up to 255; a hint */
     union { /* an actor's own object is never an item */
         uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
         uint32_t next;  /* of an unread stream item: the next item, index + 1; under the links lock */

@@ -109,7 +109,7 @@ cdef extern from "layout.h" nogil:
         uint64_t objref, bytes, offset
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
-        uint8_t flags
+        uint8_t flags, maps
         uint32_t actor, next, site, used
         char inlined[72]
 

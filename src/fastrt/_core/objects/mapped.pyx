@@ -54,7 +54,10 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef enum:  # of Linux 5.14; older kernels refuse them, and the pages come one by one
     MADV_POPULATE_READ = 22
     MADV_POPULATE_WRITE = 23
-    POPULATE_STEP = 16 << 20  # signals are handled in between
+    POPULATE_STEP = 16 << 20
+
+cdef enum:
+    MAPS_MAX = 2  # reads of a file before the value is restored: a restored value may have to be written again
 
 
 @cython.no_gc
@@ -172,6 +175,7 @@ cdef FileWriter _writer(Client client, uint32_t i, int task, uint64_t nbytes, ui
             if task < 0:
                 object_discard(x, i)
             check(rc)
+    entry.maps = 0
     a8_or_sc(&entry.flags, FRT_ENTRY_FILE)  # from now on the file is removed with the entry
     entry.bytes, entry.nrefs, entry.kind = nbytes, nrefs, kind
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
@@ -281,6 +285,7 @@ def fetch(Client client, Ref ref):
         return None
     fill = FileFill.__new__(FileFill)
     fill.client, fill.index, fill.nbytes = client, ref.index, x.entries[ref.index].bytes
+    x.entries[ref.index].maps = 0
     return fill
 
 
@@ -355,8 +360,8 @@ def look(Client client, Ref ref):
     """Describe a value whose bytes are only in a file.
 
     Returns:
-        (kind, is_error, bytes, fits): `fits` says whether there may be room to restore it. None when its bytes are in
-        memory, or on another node.
+        (kind, is_error, bytes, pays): `pays` says whether it was read often enough to be restored, and there may be
+        room. None when its bytes are in memory, or on another node.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
@@ -370,7 +375,8 @@ def look(Client client, Ref ref):
         return None
     pages = (entry.bytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
     return (entry.kind, (entry.flags & FRT_ENTRY_ERROR) != 0, entry.bytes,
-            state == FRT_OBJ_RESTORING or entry.nrefs == 0 and x.sb.used_pages + pages <= x.pages_max)
+            state == FRT_OBJ_RESTORING or entry.nrefs == 0 and entry.maps >= MAPS_MAX
+            and x.sb.used_pages + pages <= x.pages_max)
 
 
 def is_restoring(Client client, Ref ref):
@@ -383,6 +389,8 @@ def is_restoring(Client client, Ref ref):
 def decode(Client client, Ref ref, uint16_t kind, bint is_error, data, bint raw):
     """Make the result of `handles.read` for a value from its file's bytes."""
     cdef Py_buffer view
+    if client.x.entries[ref.index].maps < 255:
+        client.x.entries[ref.index].maps += 1
     if is_error:
         unread_read(&client.x, ref.index)
     if kind >= KIND_SCALARS_END or raw:

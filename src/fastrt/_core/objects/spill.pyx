@@ -139,6 +139,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
             or frt_any(x, i, FRT_PINS) or a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_REMOTE:
         give_up(client, i)
         return None
+    x.entries[i].maps = 0
     a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
     return _bytes(client, i, True)
 
