@@ -1,11 +1,12 @@
 """A sort of more data than the store holds: `python bench/external_sort.py --mib 2048 --store-mib 512 --parts 32`.
 
 Tasks make the data in parts, sort and cut each into as many pieces, and merge the pieces of one range of keys. Each
-merged part is checked against its neighbours, and all together against the sum of what was made. Prints one line: the
-seconds, the bytes that were spilled, restored, and written to files for lack of room.
+merged part is checked against its neighbours, and all together against the sum of the unsorted data. Prints one line:
+the seconds, the bytes that were spilled, restored, and written to files for lack of room.
 """
 
 import time
+from itertools import pairwise
 
 import click
 import numpy as np
@@ -57,7 +58,7 @@ def sort(nbytes: int, parts: int) -> None:
     before = fastrt.get(sums)
     assert sum(count for count, *_ in found) == sum(count for count, _ in before), "values are missing"
     assert (sum(one[1] for one in found) - sum(one for _, one in before)) % (1 << 64) == 0, "values have changed"
-    assert all(one[3] <= other[2] for one, other in zip(found, found[1:], strict=False)), "the parts are out of order"
+    assert all(one[3] <= other[2] for one, other in pairwise(found)), "the parts are out of order"
 
 
 @click.command()
@@ -74,8 +75,9 @@ def main(mib: int, store_mib: int, parts: int, workers: int) -> None:
         totals = {name: count // MIB for name, count in spill.totals(client).items() if name.endswith("bytes")}
         assert fsck.fsck(client) == []
         click.echo(
-            f"{mib} MiB through {store_mib} MiB, {parts} parts: {seconds:.1f} s; MiB spilled {totals['spilled_bytes']}, "
-            f"restored {totals['restored_bytes']}, in files for lack of room {totals['mapped_bytes']}"
+            f"{mib} MiB through {store_mib} MiB, {parts} parts: {seconds:.1f} s; MiB spilled "
+            f"{totals['spilled_bytes']}, restored {totals['restored_bytes']}, "
+            f"in files for lack of room {totals['mapped_bytes']}"
         )
 
 

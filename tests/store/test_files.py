@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +236,20 @@ def test_folder_that_is_removed_costs_the_values_in_it_and_no_other(folder):
         fastrt.get(refs[1])
     again = fastrt.put(array(2 * STORE, 5))
     assert fastrt.get(total.remote(again)) == 5 * 2 * STORE + 1
+
+
+def test_commands_show_values_in_files(folder):
+    ref = fastrt.put(array(2 * STORE))
+    runtime = str(Path(store_client.require().socket_path).parent.parent)
+
+    def shown(command: str) -> str:
+        run = [sys.executable, "-c", "from fastrt.cli.main import main; main()", command]
+        env = {**os.environ, "FASTRT_RUNTIME_DIR": runtime}
+        return " ".join(subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout.split())
+
+    assert "found no room and went to files in" in shown("status")
+    assert "spilled 1 objects 32.0 MiB only in files in" in shown("memory")
+    assert fastrt.get(ref)[-1] == 2
 
 
 def test_child_process_reads_a_file_value(folder):
