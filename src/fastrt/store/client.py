@@ -161,8 +161,13 @@ class Store:
         Raises:
             ObjectStoreFullError: the store stays full, see `with_room`.
         """
-        return self.with_room(
-            nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient,
+        try:
+            return handles.create(self.client, nbytes, kind, nrefs, error)
+        except ObjectStoreFullError:
+            if not patient:
+                raise
+        return room.with_room(
+            self, nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error),
             (lambda: self.files.create(nbytes, kind, nrefs)) if in_file and not error else None,
         )  # fmt: skip
 
@@ -174,8 +179,13 @@ class Store:
         Raises:
             ObjectStoreFullError: the store stays full, see `with_room`.
         """
-        return self.with_room(
-            nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient,
+        try:
+            return handles.result(self.client, task, index, nbytes, kind, nrefs, error)
+        except ObjectStoreFullError:
+            if not patient:
+                raise
+        return room.with_room(
+            self, nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error),
             None if error else lambda: self.files.result(task, index, nbytes, kind, nrefs),
         )  # fmt: skip
 
@@ -223,7 +233,12 @@ class Store:
             ObjectStoreFullError: the store stays full, and the disk too, or no file may be used; the message names the
                 processes that use the memory, and the disk's error.
         """
-        return room.with_room(self, wanted, make, patient, make_file)
+        try:
+            return make()
+        except ObjectStoreFullError as exc:
+            if exc.explained or not patient:
+                raise
+        return room.with_room(self, wanted, make, make_file)
 
     # ---- get ----
 

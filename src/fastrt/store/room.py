@@ -46,10 +46,8 @@ _PAUSE_S = 0.1  # the longest sleep between two attempts
 _AWAKE_LOOKS = 3  # a client that sleeps is awake for a moment twenty times a second
 
 
-def with_room(
-    store: Store, wanted: int, make: Callable[[], _T], patient: bool, make_file: Callable[[], _T] | None
-) -> _T:
-    """Call `make`; if the store is full, wait for room or use a file. See `Store.with_room`.
+def with_room(store: Store, wanted: int, make: Callable[[], _T], make_file: Callable[[], _T] | None) -> _T:
+    """Call `make`, which has failed; if the store is full, wait for room or use a file. See `Store.with_room`.
 
     Raises:
         ObjectStoreFullError: the store stays full, and the disk too, or no file may be used.
@@ -58,7 +56,7 @@ def with_room(
     try:
         return make()
     except ObjectStoreFullError as exc:
-        if exc.explained or not patient:
+        if exc.explained:
             raise
         trouble = ""
         if not exc.may_pass and make_file is not None:
