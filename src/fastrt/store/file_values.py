@@ -80,6 +80,15 @@ class FileValues:
         fill = mapped.fetch(self._store.client, ref)
         return None if fill is None else self._open(fill)
 
+    def replace(self, ref: ObjectRef, nbytes: int, kind: int) -> FileFill | None:
+        """Create a file for another value of a remote object whose source is lost; None when there is a copy here.
+
+        Raises:
+            OSError, UnsafeFolderError, MemoryError: as for `create`.
+        """
+        fill = mapped.replace(self._store.client, ref, nbytes, kind)
+        return None if fill is None else self._open(fill)
+
     def put(self, parts: Serialized) -> ObjectRef:
         """Write a serialized value to a file.
 

@@ -3,7 +3,7 @@
 
     RESERVED -> SPILLED(me)      `create`, then `FileWriter.seal`
     PENDING -> SPILLED(me)       `result`, then `FileWriter.seal`
-    SPILLED -> RESTORING(me) -> SPILLED(me)      `fetch`, then `FileFill.seal`: a remote value whose bytes arrive
+    SPILLED -> RESTORING(me) -> SPILLED(me)      `fetch` or `replace`, then `FileFill.seal`: a remote value's bytes
 
 So a value that finds no room is a spilled one from its beginning, under the rules of `spill`. FRT_ENTRY_FILE is set
 before the file exists: the client that frees the entry, or recovers its dead writer, removes the file. The caller
@@ -257,6 +257,9 @@ cdef class FileFill(Fill):
         self.finish(_pages(self.pages, self.length, False, self))
         self.finish = None
         self.done = True
+        if self.replaces:
+            x.entries[self.index].kind = self.kind
+            a64_store_rlx(&x.entries[self.index].bytes, self.nbytes)
         a64_add_rlx(&x.sb.mapped_objects, 1)
         a64_add_rlx(&x.sb.mapped_bytes, self.nbytes)
         a8_or_sc(&x.entries[self.index].flags, FRT_ENTRY_FILE)
@@ -266,12 +269,7 @@ cdef class FileFill(Fill):
         object_maybe_delete(x, self.index)
 
 
-def fetch(Client client, Ref ref):
-    """Begin to fetch the bytes of a remote value into a file.
-
-    Returns:
-        A `FileFill`; None when the bytes are here, or another client is fetching or dropping them.
-    """
+cdef FileFill _fill(Client client, Ref ref):
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state
     cdef uint64_t word
@@ -286,6 +284,27 @@ def fetch(Client client, Ref ref):
     fill = FileFill.__new__(FileFill)
     fill.client, fill.index, fill.nbytes = client, ref.index, x.entries[ref.index].bytes
     x.entries[ref.index].maps = 0
+    return fill
+
+
+def fetch(Client client, Ref ref):
+    """Begin to fetch the bytes of a remote value into a file.
+
+    Returns:
+        A `FileFill`; None when the bytes are here, or another client is fetching or dropping them.
+    """
+    return _fill(client, ref)
+
+
+def replace(Client client, Ref ref, uint64_t nbytes, uint16_t kind):
+    """Begin to fill a remote value whose source is lost with another value, in a file.
+
+    Returns:
+        A `FileFill`; None when there is a copy here.
+    """
+    cdef FileFill fill = _fill(client, ref)
+    if fill is not None:
+        fill.replaces, fill.nbytes, fill.kind = True, nbytes, kind
     return fill
 
 
