@@ -67,6 +67,8 @@ class Config:
         peer_idle_s: seconds after which the uplink closes a connection to another node that neither uses.
         runtime_dir: folder of the sockets, tokens and logs of sessions; rejected if another user could change it.
         spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
+        spill_fallback: whether a value that finds no room in the store, even after others were spilled, goes to a file
+            of its own in `spill_dir`, which its readers map (fallback memory). If not, it waits for room.
         store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait too;
             it waits longer as long as one of them works, or memory becomes free.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
@@ -93,6 +95,7 @@ class Config:
     peer_idle_s: float
     runtime_dir: Path
     spill_dir: Path
+    spill_fallback: bool
     store_patience_s: float
     spin_us: int
     library_threads: int
@@ -480,6 +483,7 @@ _SETTINGS: Mapping[str, _Setting] = {
         _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
     ),
     "spill_dir": _Setting(_path(_SPILL_BYTES_MAX, "or it does not fit into the segment"), default_spill_dir),
+    "spill_fallback": _Setting(_flag, lambda: True),
     "store_patience_s": _Setting(_seconds, lambda: 10.0),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),

@@ -126,7 +126,7 @@ class NodeDiedError(FastrtError):
 
 
 class ObjectStoreFullError(FastrtError, MemoryError):
-    """There is no room for an object, or an object is larger than the whole store.
+    """There is no room for an object, neither in the store nor on the disk (or `spill_fallback` is off).
 
     Drop references and views that are no longer needed, or start with a larger `object_store_memory`.
 

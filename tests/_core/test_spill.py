@@ -50,7 +50,10 @@ def test_spilled_value_gives_its_memory_back_and_returns_whole(node, client):
     assert spill.wait_restored(client, ref, 0.0)
     assert bytes(handles.read(client, ref)[2]) == data
     totals = spill.totals(client)
-    assert totals == {"spilled_objects": 1, "spilled_bytes": LARGE, "restored_objects": 1, "restored_bytes": LARGE}
+    assert totals == {
+        "spilled_objects": 1, "spilled_bytes": LARGE, "restored_objects": 1, "restored_bytes": LARGE,
+        "mapped_objects": 0, "mapped_bytes": 0,
+    }  # fmt: skip
 
 
 def test_candidates_are_what_has_not_been_used_for_longest(node, client, function):

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user,
 
 ATTACKER = 40001
 MIB = 1 << 20
-HEADER = 36  # bytes of a spilled value's file before the value
+HEADER = 64  # bytes of a spilled value's file before the value
 SESSION = "0123456789abcdef" * 2
 
 
@@ -256,10 +256,11 @@ def test_a_replaced_file_costs_its_value_and_runs_nothing(defaults: Path) -> Non
 
 def _from_another_session(objref: int, content: bytes, folder: Path) -> bytes:
     """The file that another session of this user would write for the same value."""
-    from fastrt.node.spill_files import SpillFiles
+    from fastrt.store.spill_files import SpillFiles
 
     (folder / "other").mkdir(mode=0o700)
     files = SpillFiles(folder / "other" / "spill", folder / "other")
+    files.make_key()
     files.write(objref, memoryview(content)[HEADER:-16])
     return files.path(objref).read_bytes()
 

@@ -53,6 +53,10 @@ MUTANTS = (
            "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n",
            "    home[0] = 0\n"
            "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n"),
+    Mutant("files: left by an unsealed value", "objects.pyx",
+           "        spill_remove(x, entry.objref)\n    entry.bytes,", "        pass\n    entry.bytes,"),
+    gone("files: half a remote value's left", "recovery.pyx", "spill_remove(x, x.entries[i].objref)"),
+    Mutant("files: references go with the bytes", "recovery.pyx", "if x.entries[i].nrefs == 0:", "if True:"),
     gone("links: counts not rebuilt", "references.pyx", "_rebuild(x)"),
     Mutant("links: functions not counted again", "references.pyx",
            "if x.functions[k].objref and i < objects and", "if False and"),

@@ -5,6 +5,7 @@ The survivor plays the daemon (it recovers) and a driver (it submitted tasks who
 
 import os
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -284,3 +285,4 @@ class Scene:
     def close(self) -> None:
         self.client.abandon()
         self.segment.unlink()
+        shutil.rmtree(f"{work.FOLDER[0]}/{self.segment.session}", ignore_errors=True)

@@ -11,12 +11,12 @@ import acting
 import queueing
 import streaming
 import work
-from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
+from work import BOX, BYTES, FAIL, INT, KIND, MANY, NEST, PROMISE, RETRY, SIZES, SUM, Wrong
 
 from fastrt._core.memory import arena, clients, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
-from fastrt._core.objects import functions, handles, pending, remote, spill
+from fastrt._core.objects import functions, handles, mapped, pending, remote, spill
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import actors, admission, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -55,7 +55,7 @@ class Victim:
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
                 self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel, self.wait,
-                self.watch, self.act, self.stream, self.queue, self.spill, self.record, self.bury,
+                self.watch, self.act, self.stream, self.queue, self.map, self.spill, self.record, self.bury,
                 self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
@@ -256,6 +256,34 @@ class Victim:
         root, *segments = [handles.acquire(self.client, *name) for name in self.known["queue"]]
         self.kept.append(queueing.play(self.client, (root, segments)))
 
+    def map(self) -> None:
+        """Values in files from their beginning, also results: sealed, dropped unsealed, read and freed."""
+        c, f = self.client, self.function
+        refs = [work.put_file(c, 8200 + k, size, [f] * k) for k, size in enumerate((20000, 300, 9000))]
+        refs.append(work.put_file(c, 8210, 20000, [f] * 6))  # more references than the entry has room for
+        for k in (1, 2):
+            kind, _, pin = work.read_file(c, refs[k])
+            if (kind, bytes(pin)) != (KIND, work.pattern(8200 + k, len(pin))) or len(
+                handles.contained(c, refs[k])
+            ) != k:
+                raise Wrong(f"the value of seed {8200 + k} in a file is torn")
+            self.kept.append(pin)
+        mapped.create(c, 20000, KIND, 6)  # dropped before it has a file
+        work.begin_file(c, mapped.create(c, 20000, KIND), 20000)
+        for k in range(3):
+            task, ref = tasks.promise(c)
+            writer = mapped.result(c, task, 0, 20000, KIND, 6 * (k == 1))
+            if k < 2:
+                work.open_file(c, writer, 8220 + k, 20000, [f] * (6 * k))
+            else:  # an attempt that failed, before the one that fits
+                work.begin_file(c, writer, 20000)
+                writer = handles.result(c, task, 0, 300, KIND)
+                writer.copy(0, work.pattern(8222, 300))
+                writer.seal()
+            tasks.finish(c, task)
+            refs.append(ref)
+        self.kept.append(refs[::2])
+
     def spill(self) -> None:
         """What only one process of a session does at a time: the daemon."""
         if not self.known["spills"]:
@@ -291,11 +319,19 @@ class Victim:
     def keep_elsewhere(self) -> None:
         """Values that another node keeps: copies come, go, and stay without their source."""
         c, there = self.client, "5e" * 16
-        for k, nbytes in enumerate((20000, 20000, 1 << 40)):
+        for k, nbytes in enumerate((20000, 20000, 20000, 1 << 40)):
             task, _ = tasks.promise(c)
             ref = remote.seal_result(c, task, 0, nbytes, 16, there, 7)
             tasks.finish(c, task)
             try:
+                if k == 1:  # they come in a file
+                    for use in ("abort", "seal"):
+                        fill = mapped.fetch(c, ref)
+                        work.begin_file(c, fill, nbytes)
+                        fill.copy(0, work.pattern(8300, nbytes))
+                        getattr(fill, use)()
+                    self.kept.append(ref)
+                    continue
                 for use in ("seal", "abort", "seal"):
                     fill = remote.fetch(c, ref)
                     getattr(fill, use)()

@@ -26,7 +26,7 @@ from fastrt._core.repair import fsck, recovery
 from fastrt._core.tasks import actors, calls, submission, tasks
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import FastrtError
-from fastrt.node.spill_files import SpillFiles
+from fastrt.store.spill_files import SpillFiles
 
 KIND = 20  # of values that only the store could read
 REGIONS_AT = 56  # the first seventeen offsets; see frt_superblock
@@ -201,6 +201,7 @@ class Scene:
     def read_file(self, data: bytes) -> None:
         """A damaged file of a spilled value."""
         files = SpillFiles(self.folder / "spilled", self.folder)
+        files.make_key()
         files.write(5, memoryview(bytes(64)))
         whole = files.path(5).read_bytes()
         image = bytearray(whole)

@@ -1,9 +1,12 @@
 """Stores that are too small for what two nodes send each other: values wait for room, and no node counts as lost."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import fastrt
+from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store import join
@@ -45,6 +48,10 @@ def small(rt, nodes):
     """The cluster; the driver's store is sound afterwards."""
     yield
     assert fsck.fsck(store_client.require().client) == []
+
+
+def client():
+    return store_client.require().client
 
 
 def array(nbytes, value):
@@ -100,18 +107,22 @@ def test_items_of_a_generator_that_do_not_fit_together_all_arrive(small):
         assert fastrt.get(ref, timeout=60)[-1] == k
 
 
-def test_value_waits_on_its_node_while_the_driver_holds_views(small):
+def test_value_that_finds_no_room_beside_views_arrives_in_a_file(small):
     views = [fastrt.get(make.remote(9 * MIB, 1), timeout=60) for _ in range(3)]
-    ref = make.remote(9 * MIB, 2)
-    assert fastrt.get(make.remote(8, 3), timeout=60)[0] == 3
-    assert fastrt.wait([ref], timeout=60)[0] == [ref]
-    with pytest.raises(fastrt.GetTimeoutError):
-        fastrt.get(ref, timeout=0.3)
+    before = spill.totals(client())["mapped_objects"]
+    refs = [make.remote(9 * MIB, 2), make.remote(9 * MIB, 3)]
+    assert [fastrt.get(ref, timeout=60)[-1] for ref in refs] == [2, 3]
+    assert spill.totals(client())["mapped_objects"] == before + 2
     assert all(view[-1] == 1 for view in views)
-    views.clear()
-    assert fastrt.get(ref, timeout=60)[-1] == 2
+    assert fastrt.get(total.remote(*refs), timeout=60) == 5
 
 
-def test_result_larger_than_the_store_is_an_error_at_once(small):
-    with pytest.raises(fastrt.ObjectStoreFullError, match=r"40\.0 MiB wanted.*larger than the whole store"):
-        fastrt.get(make.remote(40 * MIB, 0), timeout=60)
+def test_values_larger_than_both_stores_travel(small, wait_until):
+    ref = make.remote(40 * MIB, 4)
+    assert fastrt.get(total.remote(ref, fastrt.put(array(48 * MIB, 5))), timeout=60) == 9
+    value = fastrt.get(ref, timeout=60)
+    assert np.array_equal(value, array(40 * MIB, 4))
+    boxes = put_some.remote(2, 40 * MIB, 6)
+    assert [int(fastrt.get(one, timeout=60)[-1]) for one in fastrt.get(boxes, timeout=60)] == [6, 7]
+    del ref, value, boxes
+    wait_until(lambda: not list(Path(spill.directory(client())).glob("*")), "no file left")

@@ -1,6 +1,7 @@
 """Memory pressure in a real session: more values than memory, and files that fail in every way."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,11 @@ def test_twice_the_store_is_read_back_right(spills):
     assert spill.totals(client())["spilled_objects"] >= 32
     for i, ref in enumerate(refs):
         assert np.array_equal(fastrt.get(ref), array(i))
-    assert spill.totals(client())["restored_objects"] >= 32
+    assert spill.totals(client())["restored_objects"] == 0  # without room their files are mapped
+    del refs[32:]
+    for _ in range(3):  # the third time they are restored
+        assert [fastrt.get(ref)[0] for ref in refs] == list(range(32))
+    assert spill.totals(client())["restored_objects"] >= 16
     assert fsck.fsck(client()) == []
 
 
@@ -94,6 +99,7 @@ def test_least_recently_used_goes_first(spills):
 
 
 def test_views_in_use_stay_and_a_full_store_says_who_holds_it(spills):
+    spill.configure(client(), str(spills), False)
     refs = put_arrays(28)
     views = [fastrt.get(ref) for ref in refs]
     with pytest.raises(fastrt.ObjectStoreFullError, match=f"pid {os.getpid()}"):
@@ -136,6 +142,31 @@ def test_unusable_directory_is_named_and_nothing_is_lost(tmp_path):
         kept = [fastrt.put(array(i, 1000)) for i in range(10)]
         assert [fastrt.get(ref)[0] for ref in kept] == list(range(10))
         assert fsck.fsck(client()) == []
+
+
+def test_folder_that_cannot_be_used_is_named(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with fastrt.init(1, STORE, spill_dir=blocked):
+        with pytest.raises(fastrt.ObjectStoreFullError, match=r"no file could take it: .*file"):
+            fastrt.put(array(1, 2 * STORE))
+        assert fastrt.get(fastrt.put(array(7)))[-1] == 7
+
+
+def test_switched_off_it_leaves_an_error(tmp_path):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, spill_fallback=False):
+        with pytest.raises(fastrt.ObjectStoreFullError, match="larger than the whole store"):
+            fastrt.put(array(1, 2 * STORE))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_program_is_warned_once(tmp_path):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, advice=True), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refs = [fastrt.put(array(k, 2 * STORE)) for k in range(2)]
+        assert [str(each.message).count("object_store_memory") for each in caught] == [1]
+        assert caught[0].filename == __file__
+        del refs
 
 
 def test_session_leaves_no_folder(tmp_path):

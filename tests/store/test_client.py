@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, spill
 from fastrt._core.repair import fsck
 from fastrt.errors import GetTimeoutError, ObjectStoreFullError, StaleReferenceError, TaskCancelledError, TaskError
 from fastrt.store import client as store_client
@@ -253,7 +253,16 @@ def test_cost_of_get_does_not_depend_on_size(rt):
 # ---- a full store ----
 
 
-def test_object_larger_than_the_store_is_refused_at_once_with_figures(rt):
+@pytest.fixture
+def no_files(rt):
+    """The session without fallback memory."""
+    client = store_client.require().client
+    spill.configure(client, spill.directory(client), False)
+    yield
+    spill.configure(client, spill.directory(client), True)
+
+
+def test_object_larger_than_the_store_is_refused_at_once_with_figures(rt, no_files):
     for value in (np.empty(300 * MIB, np.uint8), bytes(300 * MIB), [np.empty(300 * MIB, np.uint8)]):
         with pytest.raises(
             ObjectStoreFullError, match=r"300\.0 MiB wanted, .* free of 256\.0 MiB .*larger than"
@@ -266,7 +275,7 @@ def test_object_larger_than_the_store_is_refused_at_once_with_figures(rt):
         echo.remote("x" * 300 * MIB)
 
 
-def test_full_store_says_who_holds_what_and_memory_comes_back(rt):
+def test_full_store_says_who_holds_what_and_memory_comes_back(rt, no_files):
     before = bytes_used()
     array = np.ones(20 * MIB, np.uint8)
     held = [fastrt.get(fastrt.put(array)) for _ in range(12)]  # views: what nobody uses would be spilled
@@ -284,7 +293,7 @@ def test_full_store_says_who_holds_what_and_memory_comes_back(rt):
     assert fastrt.get(fastrt.put(array)).nbytes == 20 * MIB
 
 
-def test_full_store_holds_results_and_errors_of_tasks_apart(rt):
+def test_full_store_holds_results_and_errors_of_tasks_apart(rt, no_files):
     @fastrt.remote(max_retries=0)
     def big():
         return np.ones(60 * MIB, np.uint8)

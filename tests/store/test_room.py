@@ -21,7 +21,12 @@ PATIENCE_S = 0.4
 @pytest.fixture(scope="module")
 def rt(runtime_dir):
     """A session with a store of 64 MiB, which waits for a short time where all wait."""
-    settings = {"store_patience_s": PATIENCE_S, "runtime_dir": runtime_dir, "spill_dir": runtime_dir.parent / "spill"}
+    settings = {
+        "spill_fallback": False,
+        "store_patience_s": PATIENCE_S,
+        "runtime_dir": runtime_dir,
+        "spill_dir": runtime_dir.parent / "spill",
+    }
     with fastrt.init(3, STORE, **settings) as runtime:
         yield runtime
 

@@ -67,7 +67,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
     for state, more in (
         ("sealed", f"{totals.get('inline_objects', 0):,} of them in the table itself"),
         ("pinned", "in use by views or running tasks, so they cannot be spilled"),
-        ("spilled", f"in {found.spill_dir}"),
+        ("spilled", f"only in files in {found.spill_dir}"),
         ("remote", "kept by other nodes, with no copy here"),
         ("pending", "results to come"),
     ):

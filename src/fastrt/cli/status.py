@@ -123,6 +123,12 @@ def _show(sessions: list[dict[str, Any]]) -> None:
                 f"({_mib(session['restored_bytes'])}){' - ' if session['spill_error'] else ''}{session['spill_error']}",
                 markup=False,
             )
+        if session["mapped_objects"]:
+            console.print(
+                f"{session['mapped_objects']:,} values ({_mib(session['mapped_bytes'])}) found no room and went to "
+                f"files in {session['spill_dir']}; to keep them in memory, raise object_store_memory",
+                markup=False,
+            )
         nodes = Table(box=box.SIMPLE)
         for name in ("node", "name", "free of what it has"):
             nodes.add_column(name)

@@ -20,6 +20,7 @@ from fastrt._core.objects.handles import Writer
 from fastrt.cluster.budget import STALL_S, ArgumentBudget
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ObjectStoreFullError
+from fastrt.folders import UnsafeFolderError
 from fastrt.store import room
 from fastrt.store.client import NO_ROOM
 from fastrt.store.messages import Spill
@@ -52,6 +53,8 @@ class Arriving:
         writer: takes its bytes; None until it is admitted.
         at: how many bytes have arrived, if they arrive in pieces.
         attempts: how often the peer was asked which node shall send it.
+        make_file: makes a file for it, for a store without room: called with size, kind and number of references; as
+            `make`.
     """
 
     make: Callable[[int, int, int, bool, bool], Writer | None]
@@ -68,6 +71,17 @@ class Arriving:
     writer: Any = None
     at: int = 0
     attempts: int = 0
+    make_file: Callable[[int, int, int], Any] | None = None
+
+    def allocate_in_file(self) -> bool:
+        """Make a file for it; return False when nothing waits for it any more.
+
+        Raises:
+            OSError, UnsafeFolderError, MemoryError: no file can be made.
+        """
+        assert self.make_file is not None
+        self.writer = self.make_file(self.size, self.kind, len(self.contains))
+        return self.writer is not None
 
     def allocate(self, patient: bool) -> bool:
         """Allocate memory for it; return False when nothing waits for it any more.
@@ -222,6 +236,7 @@ class Arrivals:
 
             fetching = Fetching(make, about["kind"], False, [], about["bytes"], -1, -1, objref, _ignore)
             fetching.holder, fetching.is_kept = source.holder, True
+            fetching.make_file = lambda size, kind, nrefs: self._exchange.store.files.fetch(source.ref)
             self._offered[source.number] = fetching
         elif is_urgent:
             waiting.objref = 0
@@ -256,7 +271,7 @@ class Arrivals:
             if asked is None or spill.rounds(self._client) != asked:
                 if asked is None or spill.last_round(self._client)[0]:
                     waiting.stir()
-                elif waiting.look():
+                elif store.files.falls_back or waiting.look():
                     return
                 asked = spill.rounds(self._client)
                 store.tell(Spill(wanted))
@@ -288,22 +303,37 @@ class Arrivals:
                 is_wanted = one.allocate(False)
             except ObjectStoreFullError as exc:
                 if not exc.may_pass or one.size > arena.room(self._client)[2]:
-                    self._give_up(number, room.explain(exc, room.story(self._exchange.store, one.size)))
+                    if not self._use_file(number, one):
+                        self._give_up(number, room.explain(exc, room.story(self._exchange.store, one.size)))
                     continue
                 oldest = oldest or number
                 refused += 1
                 if refused == _REFUSALS_MAX:
                     break
                 continue
-            del self._offered[number]
-            if is_wanted:
-                budget.fetch(stream, one.objref, one.size)
-                self._fetch(number, one)
-            else:
-                self._taken(number, one)
+            self._admitted(number, one, is_wanted)
         self._wait_for_room(oldest)
         if is_late and self._timer is None:
             self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.admit)
+
+    def _admitted(self, number: int, one: Arriving, is_wanted: bool) -> None:
+        del self._offered[number]
+        if is_wanted:
+            self._budget.fetch(self._exchange, one.objref, one.size)
+            self._fetch(number, one)
+        else:
+            self._taken(number, one)
+
+    def _use_file(self, number: int, one: Arriving) -> bool:
+        """Admit a value into a file, because the store has no room; return False if no file can be made."""
+        if one.error or one.make_file is None or not self._exchange.store.files.falls_back:
+            return False
+        try:
+            is_wanted = one.allocate_in_file()
+        except (OSError, UnsafeFolderError, ValueError, MemoryError):
+            return False
+        self._admitted(number, one, is_wanted)
+        return True
 
     def _fetch(self, number: int, arriving: Arriving) -> None:
         self._arriving[-number] = arriving
@@ -341,7 +371,7 @@ class Arrivals:
             self._asked = None
             if spill.last_round(self._client)[0]:
                 self._wait.stir()
-            else:
+            elif not self._use_file(number, one):
                 why = self._wait.look()
                 if why:
                     error = ObjectStoreFullError(f"no room for a value of node {self._exchange.name}")

@@ -378,7 +378,10 @@ class Replacement:
         def make() -> remote.Fill | None:
             return remote.replace(client, self.ref, view.nbytes, kind, error)
 
-        fill = self._store.with_room(view.nbytes, make, patient)
+        def make_file() -> remote.Fill | None:
+            return self._store.files.replace(self.ref, view.nbytes, kind)
+
+        fill = self._store.with_room(view.nbytes, make, patient, None if error else make_file)
         if fill is not None:
             fill.copy(0, view)
             fill.seal()

@@ -587,7 +587,7 @@ def main(argument: str) -> None:
 
         async def run() -> None:
             store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
-            store.serves = True
+            store.serves, store.socket_path = True, settings["socket"]
             await Uplink(store, settings, access, daemon).run()
 
         asyncio.run(run())

@@ -226,7 +226,8 @@ class ValueTraffic:
     def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
         if self._exchange.closed:
             return
-        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
+        is_away = spill.is_spilled(self._client, ref) and not self._store.files.can_map(ref)
+        if is_away and self._store.tell is not None:
             self._restoring.add(ref, partial(self._send_now, then, where))
         else:
             self._send_now(then, where, ref, None)
@@ -239,7 +240,7 @@ class ValueTraffic:
         try:
             if error is not None:
                 raise error
-            kind, is_error, data = self._store.read(ref)
+            kind, is_error, data = self._store.read(ref, at_once=True)
         except FastrtError as exc:  # the peer gets the error as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
         if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0
@@ -454,15 +455,17 @@ class ValueTraffic:
         Raises:
             PeerError: the message is invalid.
         """
-        make: Callable[..., Any] = self._store.create
+        make: Callable[..., Any] = partial(self._store.create, in_file=True)
+        make_file: Callable[..., Any] = self._store.files.create
         place, then = -1, finish
         if then is None:
             make, place = partial(self._store.result, task, message.result), message.result
+            make_file = partial(self._store.files.result, task, message.result)
             then = partial(self._arrived, message, task)
         kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
         about = (make, kind, message.error, contains, message.size, task, place, objref)
         is_kept = bool(message.objref) and not message.item
-        self.arrivals.begin(message, Arriving(*about, then, message.holder, is_kept))
+        self.arrivals.begin(message, Arriving(*about, then, message.holder, is_kept, make_file=make_file))
 
     def _refuse(self, message: Any) -> None:
         """Answer the offer of a value that nothing on this node waits for."""

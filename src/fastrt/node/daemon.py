@@ -126,8 +126,10 @@ class Daemon:
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
-        self._spiller = Spiller(self._client, config.spill_dir / self._segment.session, self._dir)
-        self._janitor = Janitor(Store(self._client, 0.0))
+        self._spiller = Spiller(
+            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback
+        )
+        self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())
         self._selector = selectors.DefaultSelector()
         self._members = Members(self._segment, self._selector, config.log_to_driver)
@@ -135,13 +137,12 @@ class Daemon:
             self._selector, self._members, config.log_to_driver, lambda: self._admission.uplink
         )  # fmt: skip
         self._admission = Admission(
-            Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, config.labels,
-            cluster,
+            self._store(), config.num_workers, config.resources if config.num_workers else {}, config.labels, cluster,
             self._runs_tasks, self._is_blocked, self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(
-            Store(self._client, 0.0), self._fork, self._admission.may_start, self._on_actor_ended,
+            self._store(), self._fork, self._admission.may_start, self._on_actor_ended,
             self._admission.placing.waiting_actors, self._output.log,
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
@@ -168,6 +169,11 @@ class Daemon:
         self._report_handlers = self._report_handler_table()
         if adopt is not None:
             self._take_over()
+
+    def _store(self) -> Store:
+        store = Store(self._client, 0.0)
+        store.socket_path = self.socket_path
+        return store
 
     def _handler_table(self) -> dict[type[Message], Callable[[Link, Any], None]]:
         """The method for each message that a process of the session may send."""

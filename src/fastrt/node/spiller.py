@@ -18,7 +18,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.objects import remote, spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
-from fastrt.node.spill_files import SpillFiles
+from fastrt.store.spill_files import SpillFiles
 
 
 class Spiller:
@@ -28,13 +28,15 @@ class Spiller:
         client: the daemon's attachment.
         directory: for this session's files; made when it is needed, removed by `close`.
         key_folder: a private folder of the session.
+        falls_back: whether a value that finds no room stays in its file, which its readers map.
     """
 
-    def __init__(self, client: Client, directory: Path, key_folder: Path) -> None:
+    def __init__(self, client: Client, directory: Path, key_folder: Path, falls_back: bool) -> None:
         self._client = client
         self._files = SpillFiles(directory, key_folder)
+        self._files.make_key()
         self._orders: queue.SimpleQueue[tuple[str, int, int] | None] = queue.SimpleQueue()
-        spill.configure(client, str(directory))
+        spill.configure(client, str(directory), falls_back)
         self._thread = threading.Thread(target=self._run, name="fastrt-spiller", daemon=True)
         self._thread.start()
 
@@ -96,6 +98,8 @@ class Spiller:
         try:
             room = spill.begin_restore(self._client, index, objref)
         except ObjectStoreFullError:
+            if spill.falls_back(self._client):
+                return  # spilling another value for this one would cost more than to map its file
             if self._spill(spill.size(self._client, index)):
                 self._orders.put(("restore", index, objref))
             return

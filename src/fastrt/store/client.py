@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client, ForkedHandle
 from fastrt._core.objects import handles, remote, scalar, spill, unread, unread_list
 from fastrt._core.repair import recovery
@@ -24,7 +23,6 @@ from fastrt.errors import (
     FastrtError,
     GetTimeoutError,
     NotInitializedError,
-    ObjectLostError,
     ObjectStoreFullError,
     StaleReferenceError,
     for_users,
@@ -33,7 +31,8 @@ from fastrt.store import engine as engines
 from fastrt.store import mixed, room, warnings
 from fastrt.store import ref as ref_module
 from fastrt.store import serialize as serializer
-from fastrt.store.messages import Message, Restore, Spill
+from fastrt.store.file_values import FileValues, lost
+from fastrt.store.messages import Message, Restore
 from fastrt.store.ref import ObjectRef, Waitable, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from fastrt._core.objects.handles import Writer
 
 _MISSING = object()
-_SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
 _RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
 _T = TypeVar("_T")
 _W = TypeVar("_W", bound="ObjectRef | Waitable")
@@ -79,6 +77,7 @@ class Store:
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
         self.check_wait: Callable[[], None] | None = None  # raises an error to end a wait for room
+        self.files = FileValues(self)
         self.serves = False  # this process holds memory for other nodes; see `room.RoomWait`
         self._lone_gets = warnings.LoneGets()
         # The index of the task that runs on this thread, the name of a task, and the index of this process's actor.
@@ -122,20 +121,22 @@ class Store:
             ref = handles.put_scalar(self.client, value)
         except ObjectStoreFullError:
             size = len(value) if isinstance(value, (str, bytes)) else 8
-            ref = self.with_room(size, lambda: handles.put_scalar(self.client, value))
+            ref = self.with_room(
+                size, lambda: handles.put_scalar(self.client, value), True, lambda: self.files.put(serialize(value))
+            )
         if ref is None:
-            ref = self.put_serialized(serialize(value))
+            ref = self.put_serialized(serialize(value), in_file=True)
         if self.note is not None:
             self.note(ref)
         return ref
 
-    def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:
-        """Store an already serialized value; with `error`, `get` raises it.
+    def put_serialized(self, parts: Serialized, error: bool = False, in_file: bool = False) -> ObjectRef:
+        """Store an already serialized value; with `error`, `get` raises it; `in_file` as for `create`.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        writer = self.create(parts.nbytes, parts.kind, len(parts.refs), error)
+        writer = self.create(parts.nbytes, parts.kind, len(parts.refs), error, in_file=in_file)
         parts.write(writer)
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
@@ -143,17 +144,32 @@ class Store:
     def put_or_error(self, value: object) -> ObjectRef:
         """Store a value, or an error in its place if the store stays full."""
         try:
-            return self.put_serialized(serialize(value))
+            return self.put_serialized(serialize(value), in_file=True)
         except ObjectStoreFullError:
             return self.put_serialized(NO_ROOM, error=True)
 
-    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True) -> Writer:
+    def create(
+        self, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True, in_file: bool = False
+    ) -> Writer:
         """Allocate memory for a value of `nbytes` bytes with `nrefs` references, by `handles.create`.
 
+        Args:
+            nbytes, kind, nrefs, error: as for `handles.create`.
+            patient: as for `with_room`.
+            in_file: whether the memory may be a file if the store has no room. No for errors, and for what code other
+                than `Store.read` reads.
         Raises:
             ObjectStoreFullError: the store stays full, see `with_room`.
         """
-        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient)
+        try:
+            return handles.create(self.client, nbytes, kind, nrefs, error)
+        except ObjectStoreFullError:
+            if not patient:
+                raise
+        return room.with_room(
+            self, nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error),
+            (lambda: self.files.create(nbytes, kind, nrefs)) if in_file and not error else None,
+        )  # fmt: skip
 
     def result(
         self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True
@@ -163,9 +179,15 @@ class Store:
         Raises:
             ObjectStoreFullError: the store stays full, see `with_room`.
         """
-        return self.with_room(
-            nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient
-        )
+        try:
+            return handles.result(self.client, task, index, nbytes, kind, nrefs, error)
+        except ObjectStoreFullError:
+            if not patient:
+                raise
+        return room.with_room(
+            self, nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error),
+            None if error else lambda: self.files.result(task, index, nbytes, kind, nrefs),
+        )  # fmt: skip
 
     def put_result(self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True) -> None:
         """Seal result `index` of a task that this process runs or ends; do nothing if it is already sealed.
@@ -195,60 +217,28 @@ class Store:
             except ObjectStoreFullError:
                 self.put_result(task, k, NO_ROOM, True, False)
 
-    def with_room(self, wanted: int, make: Callable[[], _T], patient: bool = True) -> _T:
-        """Call `make`; if the store is full, wait for room and call it again.
+    def with_room(
+        self, wanted: int, make: Callable[[], _T], patient: bool = True, make_file: Callable[[], _T] | None = None
+    ) -> _T:
+        """Call `make`; if the store is full, wait for room and call it again, or use a file.
 
         Args:
             wanted: bytes that it needs, 0 for "a little".
             make: a function that raises ObjectStoreFullError when there is no room.
             patient: False: raise the core's error at once.
+            make_file: a function that does the same with a file. It is called if spilling makes no room.
         Returns:
-            The result of `make`.
+            The result of `make` or `make_file`.
         Raises:
-            ObjectStoreFullError: the value is larger than the store, or the store stays full; the message names the
-                processes that use the memory.
+            ObjectStoreFullError: the store stays full, and the disk too, or no file may be used; the message names the
+                processes that use the memory, and the disk's error.
         """
-        seen = spill.rounds(self.client)
         try:
             return make()
         except ObjectStoreFullError as exc:
             if exc.explained or not patient:
                 raise
-            if self.tell is None or not exc.may_pass or wanted > arena.room(self.client)[2]:
-                raise room.explain(exc, room.story(self, wanted)) from None
-        return self._wait_for_room(wanted, make, seen)
-
-    def _wait_for_room(self, wanted: int, make: Callable[[], _T], seen: int) -> _T:
-        waiting = room.RoomWait(self, wanted, self.serves)
-        about, why = ("", ""), ""
-        while True:
-            freed = self._spilled(wanted, seen)
-            seen = spill.rounds(self.client)
-            try:
-                return make()
-            except ObjectStoreFullError as exc:
-                if exc.explained:
-                    raise
-                if why and not freed:
-                    raise room.explain(exc, about, why, waiting.may_pass) from None
-            if self.check_wait is not None:
-                self.check_wait()
-            if freed:
-                waiting.stir()
-                why = ""
-                continue
-            why = waiting.look()
-            about = room.story(self, wanted)  # from before the last attempt: room may come between it and the message
-            if not why:
-                waiting.nap()
-
-    def _spilled(self, wanted: int, seen: int) -> bool:
-        """Ask the daemon for room; return whether a round of spilling that ended after `seen` freed anything."""
-        if self.tell is None or self.tell(Spill(wanted)) is False:
-            return False
-        if not spill.wait_round(self.client, seen, _SPILL_PATIENCE_S):
-            return False
-        return spill.last_round(self.client)[0] > 0
+        return room.with_room(self, wanted, make, make_file)
 
     # ---- get ----
 
@@ -293,12 +283,15 @@ class Store:
             if self.tell is not None and remote.is_missing(self.client, ref):
                 self.tell(Restore(ref.index, ref.objref))
 
-    def read(self, ref: ObjectRef, raw: bool = False, deadline: float | None = None) -> tuple[int, bool, Any]:
+    def read(
+        self, ref: ObjectRef, raw: bool = False, deadline: float | None = None, at_once: bool = False
+    ) -> tuple[int, bool, Any]:
         """Return the stored form of a ready reference's value: (kind, whether it is an error, data).
 
         Args:
             raw: return the bytes of the arena for every kind.
             deadline: of the monotonic clock, for bytes that another node has; None: no limit.
+            at_once: map a value in a file without asking the daemon to restore it.
         Returns:
             `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
             with `raw` always bytes or a view.
@@ -312,11 +305,15 @@ class Store:
             if remote.is_missing(self.client, ref):
                 with self.blocked():
                     self._restore(ref, deadline)
+            elif self.files.falls_back:
+                found = self.files.read(ref, raw, at_once)
+                if found is not None:
+                    return found
             else:
                 self._restore(ref)
             found = handles.read(self.client, ref, raw)
         if found[0] == spill.KIND_LOST:
-            raise self._lost(ref)
+            raise lost(self.client, ref)
         return found
 
     def load(self, ref: ObjectRef, copy: bool | None = None, deadline: float | None = None) -> Any:
@@ -339,12 +336,6 @@ class Store:
                 del value
         return value
 
-    def _lost(self, ref: ObjectRef) -> ObjectLostError:
-        return ObjectLostError(
-            f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
-            "damaged or unreadable; the node daemon's error output says which"
-        )
-
     def _restore(self, ref: ObjectRef, deadline: float | None = None) -> None:
         """Ask the daemon to bring back the bytes of a value, and wait for them, and for room if the store is full.
 
@@ -364,7 +355,7 @@ class Store:
             if self.tell is not None:
                 self.tell(Restore(ref.index, ref.objref))
             left_s = patience_s if deadline is None else min(patience_s, deadline - time.monotonic())
-            if spill.wait_restored(self.client, ref, left_s):
+            if spill.wait_restored(self.client, ref, left_s) or self.files.can_map(ref):
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise GetTimeoutError(f"the value of {ref} is on another node, and has not arrived in time; wait again")
@@ -375,13 +366,17 @@ class Store:
                 asked_at, patience_s = time.monotonic(), _RESTORE_LOOK_S
                 if spill.last_round(self.client)[0]:
                     waiting.stir()
-                else:
-                    why = waiting.look()
-            elif time.monotonic() - asked_at > _SPILL_PATIENCE_S and not remote.is_missing(self.client, ref):
+                elif not self.files.falls_back or waiting.waited_s > self.patience_s:
+                    why = waiting.look()  # else the uplink may be about to use a file
+            elif time.monotonic() - asked_at > room.SPILL_PATIENCE_S and not remote.is_missing(self.client, ref):
                 why = "the node daemon does not answer"
             if why:
                 error = ObjectStoreFullError("a spilled value cannot be restored")
                 raise room.explain(error, room.story(self, wanted), why, waiting.may_pass)
+
+    def asks(self, message: Message) -> bool:
+        """Send a message to the daemon; False if there is none."""
+        return self.tell is not None and self.tell(message) is not False
 
     # ---- wait ----
 

@@ -59,7 +59,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float, order: str = "C") -> n
     start = aligned(len(header_of(sizes, kind, order == "F")))
     store = store_client.require()
     store_client.install_drafts(_seal)
-    writer: Any = store.create(start + math.prod(sizes) * kind.itemsize, NDARRAY, 0)
+    writer: Any = store.create(start + math.prod(sizes) * kind.itemsize, NDARRAY, 0, in_file=True)
     array: numpy.ndarray[Any, Any] = numpy.ndarray(sizes, kind, writer, start, order="F" if order == "F" else "C")
     return array
 
@@ -67,7 +67,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float, order: str = "C") -> n
 def _seal(store: store_client.Store, value: Any) -> ObjectRef | None:
     """Seal an array of `empty` where it lies; None if `value` is anything else, or is sealed already."""
     writer = getattr(value, "base", None)
-    if type(writer) is not Writer or writer.owner is not store.client or not dtype_text(value.dtype):
+    if not isinstance(writer, Writer) or writer.owner is not store.client or not dtype_text(value.dtype):
         return None
     head = header_of(value.shape, value.dtype, not value.flags.c_contiguous)
     if not value.flags.forc or aligned(len(head)) + value.nbytes != len(writer):

@@ -1,5 +1,8 @@
 """Waiting for room in the store: the retries, the warnings meanwhile, and the cases in which the wait fails.
 
+A value that finds no room goes to a file (`Store.with_room`). It waits only if there can be no file, because the disk
+is full too, or `spill_fallback` is off.
+
 A value that does not fit now may fit later: another process drops a view, a value that is being written is sealed and
 can be spilled, a task ends. So a process that needs room asks the daemon to spill, and tries again after a sleep.
 A wait ends in an error in three cases:
@@ -16,16 +19,22 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from fastrt._core.memory import arena
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
+from fastrt.errors import ObjectStoreFullError
+from fastrt.folders import UnsafeFolderError
+from fastrt.store import warnings
+from fastrt.store.messages import Spill
 
 if TYPE_CHECKING:
-    from fastrt.errors import ObjectStoreFullError
     from fastrt.store.client import Store
 
+_T = TypeVar("_T")
+SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
 LIMIT_S = 600.0
 _STAGGER_S = 0.25  # between the limits of two clients
 _STAGGERED = 16
@@ -35,6 +44,74 @@ _THREADS_S = 2.0  # time for another thread of this process to free memory that 
 _WARN_S = 5.0  # until the first warning; twice as long until each further one
 _PAUSE_S = 0.1  # the longest sleep between two attempts
 _AWAKE_LOOKS = 3  # a client that sleeps is awake for a moment twenty times a second
+
+
+def with_room(store: Store, wanted: int, make: Callable[[], _T], make_file: Callable[[], _T] | None) -> _T:
+    """Call `make`, which has failed; if the store is full, wait for room or use a file. See `Store.with_room`.
+
+    Raises:
+        ObjectStoreFullError: the store stays full, and the disk too, or no file may be used.
+    """
+    seen = spill.rounds(store.client)
+    try:
+        return make()
+    except ObjectStoreFullError as exc:
+        if exc.explained:
+            raise
+        trouble = ""
+        if not exc.may_pass and make_file is not None:
+            made, trouble = _try_file(store, make_file)
+            if not trouble:
+                return made  # type: ignore[return-value]  # without trouble it was made
+        if store.tell is None or not exc.may_pass or wanted > arena.room(store.client)[2]:
+            raise explain(exc, story(store, wanted), trouble) from None
+    return _wait(store, wanted, make, seen, make_file)
+
+
+def _wait(store: Store, wanted: int, make: Callable[[], _T], seen: int, make_file: Callable[[], _T] | None) -> _T:
+    waiting = RoomWait(store, wanted, store.serves)
+    about, why, trouble = ("", ""), "", ""
+    while True:
+        freed = _spilled(store, wanted, seen)
+        seen = spill.rounds(store.client)
+        try:
+            return make()
+        except ObjectStoreFullError as exc:
+            if exc.explained:
+                raise
+            if not freed and make_file is not None:
+                made, trouble = _try_file(store, make_file)
+                if not trouble:
+                    return made  # type: ignore[return-value]  # without trouble it was made
+            if why and not freed:
+                raise explain(exc, about, "; ".join(filter(None, (why, trouble))), waiting.may_pass) from None
+        if store.check_wait is not None:
+            store.check_wait()
+        if freed:
+            waiting.stir()
+            why = ""
+            continue
+        why = waiting.look()
+        about = story(store, wanted)  # from before the last attempt: room may come between it and the message
+        if not why:
+            waiting.nap()
+
+
+def _spilled(store: Store, wanted: int, seen: int) -> bool:
+    """Ask the daemon for room; return whether a round of spilling that ended after `seen` freed anything."""
+    if not store.asks(Spill(wanted)) or not spill.wait_round(store.client, seen, SPILL_PATIENCE_S):
+        return False
+    return spill.last_round(store.client)[0] > 0
+
+
+def _try_file(store: Store, make_file: Callable[[], _T]) -> tuple[_T | None, str]:
+    """Call `make_file`; return its result, and why there is no file, or ""."""
+    if not store.files.falls_back:
+        return None, "fallback memory is off"
+    try:
+        return make_file(), ""
+    except (OSError, UnsafeFolderError, ValueError, MemoryError) as exc:
+        return None, f"no file could take it: {exc}"
 
 
 class RoomWait:
@@ -143,6 +220,15 @@ def explain(
     error = type(exc)(f"{text}. Drop references and views, or raise object_store_memory.")
     error.explained, error.may_pass = True, may_pass
     return error
+
+
+def warn_of_file(store: Store, wanted: int) -> None:
+    """Warn once for each process that its values go to files."""
+    warnings.give(
+        "fallback memory",
+        f"a value found no room in the object store and is in a file in {spill.directory(store.client)}: "
+        f"{''.join(story(store, wanted))}. Raise object_store_memory, or drop references and views",
+    )
 
 
 def mib(n: int) -> str:

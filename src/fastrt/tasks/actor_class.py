@@ -143,7 +143,7 @@ class ActorClass(Generic[P, Handle]):
             store.client.segment.session,
             methods,
             cls_ref,
-            store.put_serialized(serialize((args, kwargs))),
+            store.put_serialized(serialize((args, kwargs)), in_file=True),
             tasks_options.retries_of(options["max_task_retries"]),
             concurrency,
             groups,

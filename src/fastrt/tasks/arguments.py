@@ -74,7 +74,7 @@ def pack(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedA
         return PackedArgs(parts.kind, parts.to_bytes(), deps + parts.refs, len(deps))
     if parts.nbytes >= warnings.LARGE_BYTES:
         warnings.value_passed(parts.nbytes, parts.parts)
-    return PackedArgs(IN_OBJECT, b"", [store.put_serialized(parts), *deps], 1 + len(deps))
+    return PackedArgs(IN_OBJECT, b"", [store.put_serialized(parts, in_file=True), *deps], 1 + len(deps))
 
 
 def unpack(store: Store, kind: int, data: bytes, refs: Sequence[ObjectRef], ndeps: int) -> tuple[Any, dict[str, Any]]:

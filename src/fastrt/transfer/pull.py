@@ -480,7 +480,7 @@ class _Link:
         writers = self._table.allocate_many(specs)
         for entry, (total, kind, is_error) in zip(entries[len(writers) :], specs[len(writers) :], strict=True):
             try:
-                writers.append(self._table.store.create(total, kind, 0, is_error))
+                writers.append(self._table.store.create(total, kind, 0, is_error, in_file=True))
             except FastrtError as exc:
                 writers.clear()  # their memory may be what another object needs
                 self._finish(entry.ticket, exc)

@@ -130,7 +130,7 @@ class Receipt:
                 f"object {self.objref:#x} is announced as kind {kind} of {total} bytes, which is not a value"
             )
         store = self._table.store
-        self.writer = store.with_room(total, lambda: handles.create(store.client, total, kind, nrefs, is_error))
+        self.writer = store.create(total, kind, nrefs, is_error, in_file=True)
         self.total = total
         self.view = memoryview(self.writer)
         return self.view

@@ -114,7 +114,7 @@ class GeneratorRunner:
         producer.add_ref(self._put(item))
 
     def _put(self, item: Any) -> ObjectRef:
-        return self._store.put_serialized(serialize(item))
+        return self._store.put_serialized(serialize(item), in_file=True)
 
     def _put_error(self, task: int, exc: Exception) -> ObjectRef:
         """Seal a generator's error in the place of its next item."""

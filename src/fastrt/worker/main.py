@@ -240,7 +240,7 @@ class Worker:
 
     def _seal(self, task: int, value: Any) -> None:
         """Seal the function's result, and end the task."""
-        if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value)):
+        if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value), make_file=_is_no_scalar):
             return
         count = core.info(self._client, task)["returns"]
         if count and inspect.isgenerator(value):
@@ -380,3 +380,8 @@ def end_child(exc: BaseException | None) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _is_no_scalar() -> bool:
+    """Answer for a large text that finds no room: it is stored like other values then, which may be in files."""
+    return False

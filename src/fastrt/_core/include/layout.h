@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 5
+#define FRT_LAYOUT_VERSION 6
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -223,6 +223,8 @@ typedef struct {
     uint64_t spilled_objects, spilled_bytes, restored_objects, restored_bytes; /* totals */
     char spill_error[128];
     char spill_dir[256]; /* the folder of the spill files, each named by its objref in hex */
+    uint64_t mapped_objects, mapped_bytes; /* totals of values that found no room and were written to files */
+    uint32_t falls_back; /* 1: such values go to files; 0: they wait for room */
     uint32_t held;      /* first task in the list of those that wait for admission, index + 1; derived, links lock */
     uint32_t held_news; /* futex: bumped when a task enters the list, and when a task that was in it has ended */
     uint32_t trace_clock; /* FRT_CLOCK_*: the clock of all trace records of the session */
@@ -263,7 +265,7 @@ typedef struct {
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
     uint16_t kind;    /* how the value is encoded: below 16 a scalar (scalar.pxd), else the store's choice */
     uint8_t flags;
-    uint8_t pad0;
+    uint8_t maps; /* reads from its file since it is there, up to 255; a hint */
     union { /* an actor's own object is never an item */
         uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
         uint32_t next;  /* of an unread stream item: the next item, index + 1; under the links lock */
@@ -276,7 +278,7 @@ typedef struct {
 enum {
     FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
-    FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
+    FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes; with contained refs: its block has only those */
     FRT_ENTRY_ACTOR = 8,   /* an actor's object: the actor ends with it */
     FRT_ENTRY_STREAM = 16, /* its value is a frt_stream */
     FRT_ENTRY_READ = 32,   /* an error that a caller has read; an actor's object: a call has raised why it is dead */
@@ -580,10 +582,12 @@ static inline int frt_task_body(const frt_ctx *x, uint32_t t, frt_body *b) {
     return 1;
 }
 
-/* The n refs that a value contains, after its bytes at the next multiple of 8; n is 0 if they lie outside the block. */
+/* The n refs that a value contains, after its bytes at the next multiple of 8; n is 0 if they lie outside the block.
+ * If the bytes are in a file, the refs are alone. */
 static inline frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) {
     frt_entry *entry = x->entries + i;
     uint64_t offset = a64_load_rlx(&entry->offset), nbytes = a64_load_rlx(&entry->bytes);
+    if (a8_load_rlx(&entry->flags) & FRT_ENTRY_FILE) nbytes = 0;
     uint64_t start = (nbytes + 7) & ~(uint64_t)7, room;
     char *at = NULL;
     *n = a32_load_rlx(&entry->nrefs);

@@ -88,6 +88,8 @@ cdef extern from "layout.h" nogil:
         uint64_t used_pages
         uint32_t clock, spill_rounds
         uint64_t spill_freed, spilled_objects, spilled_bytes, restored_objects, restored_bytes
+        uint64_t mapped_objects, mapped_bytes
+        uint32_t falls_back
         char spill_error[128]
         char spill_dir[256]
         uint32_t held, held_news, trace_clock
@@ -107,7 +109,7 @@ cdef extern from "layout.h" nogil:
         uint64_t objref, bytes, offset
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
-        uint8_t flags
+        uint8_t flags, maps
         uint32_t actor, next, site, used
         char inlined[72]
 

@@ -92,15 +92,19 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
 
 
 cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil:
-    """Wait until a spilled entry's bytes are in memory again: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    """Wait until a spilled entry's bytes are in memory again, or a remote one's in a file: FRT_OK, or the code of
+    `wait_nap`."""
     cdef uint64_t *bits = frt_mine(x, i, FRT_WAITS)
     cdef uint32_t seen
     cdef int state, rc
+    cdef unsigned before = a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_FILE
     while True:
         seen = a32_load_sc(&x.clients[x.me].wake)
         a64_or_sc(bits, x.me_bit)
         state = frt_word_state(a64_load_sc(frt_state(x, i)))
         if state != FRT_OBJ_SPILLED and state != FRT_OBJ_RESTORING:
+            return FRT_OK
+        if state == FRT_OBJ_SPILLED and (a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_FILE) != before:
             return FRT_OK
         rc = wait_nap(x, seen, deadline_ns)
         if rc != FRT_OK:

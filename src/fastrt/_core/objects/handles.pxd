@@ -27,6 +27,7 @@ cdef class Writer:
 
     cdef int _check_open(self) except -1
 
+cdef int writer_contain(Writer w, refs) except -1
 cdef Ref ref_wrap(Client client, uint32_t index)
 cdef int ref_use(Client client, Ref ref) except -1
 cdef type ref_class()

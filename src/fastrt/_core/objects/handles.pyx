@@ -534,25 +534,14 @@ cdef class Writer:
         Returns:
             A Ref to it; None for the result of a task.
         """
-        cdef frt_ctx *x = &self.client.x
-        cdef frt_refslot *slots
-        cdef uint32_t n, k = 0
-        cdef Ref ref
         self._check_open()
-        slots = frt_entry_refs(x, self.index, &n)
-        if len(refs) != n:
-            raise ValueError(f"{len(refs)} contained references given, {n} were announced")
-        for ref in refs:
-            ref_use(self.client, ref)
-            slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
-            k += 1
-        check(object_contain(x, self.index))
+        writer_contain(self, refs)
         self.done = True
-        frt_trace_end(x, self.traced)
+        frt_trace_end(&self.client.x, self.traced)
         if self.task >= 0:
-            object_seal_pending(x, self.index)
+            object_seal_pending(&self.client.x, self.index)
             return None
-        object_seal_new(x, self.index)
+        object_seal_new(&self.client.x, self.index)
         return ref_wrap(self.client, self.index)
 
     def seal_in_place(self):
@@ -583,6 +572,19 @@ cdef class Writer:
         return self.client
 
 
+cdef int writer_contain(Writer w, refs) except -1:
+    """Write and count the references that the value contains."""
+    cdef Ref ref
+    cdef uint32_t n, k
+    cdef frt_refslot *slots = frt_entry_refs(&w.client.x, w.index, &n)
+    if len(refs) != n:
+        raise ValueError(f"{len(refs)} contained references given, {n} were announced")
+    for k, ref in enumerate(refs):
+        ref_use(w.client, ref)
+        slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
+    return check(object_contain(&w.client.x, w.index))
+
+
 cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32_t nrefs, uint16_t kind, bint error):
     cdef int rc = FRT_OK
     cdef Writer w = Writer.__new__(Writer)
@@ -596,7 +598,6 @@ cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32
     if error:
         a8_or_sc(&client.x.entries[i].flags, FRT_ENTRY_ERROR)  # another process may mark it as read at any time
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
-    w.traced = 0
     if nbytes >= FRT_TRACE_BYTES_MIN:
         w.traced = frt_trace_begin(&client.x, FRT_TRACE_PUT, client.x.entries[i].objref,
                                    <uint32_t>((nbytes + 1023) >> 10), 0)

@@ -6,6 +6,7 @@ cdef int object_new(frt_ctx *x) noexcept nogil
 cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, int *rc) noexcept nogil
 cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil
+cdef void object_seal_file(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void object_seal_remote(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil

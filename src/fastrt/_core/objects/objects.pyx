@@ -75,6 +75,14 @@ cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
     a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
 
 
+cdef void object_seal_file(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal an entry as `object_seal_new` does, with its bytes in a file."""
+    cdef uint64_t *state = frt_state(x, i)
+    x.refs_held[i] = 1
+    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
+    a64_store_rel(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(a64_load_rlx(state))))  # commit
+
+
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
     """Wake the clients, and advance the tasks, that wait for a sealed entry. Safe to repeat."""
     cdef uint64_t *waits
@@ -96,7 +104,7 @@ cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void object_seal_remote(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Seal a task's result whose bytes are on another node; its entry says where."""
+    """Seal a task's result whose bytes are in a file, or on another node; its entry says where."""
     _seal_pending(x, i, FRT_OBJ_SPILLED, x.me)
 
 
@@ -122,6 +130,8 @@ cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
         rc = _release_children(x, i, NULL)
     if rc == FRT_OK and entry.offset:
         rc = arena_free(x, i + 1, &entry.offset)
+    if entry.flags & FRT_ENTRY_FILE:
+        spill_remove(x, entry.objref)
     entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
     a8_store_rlx(&entry.flags, a8_load_rlx(&entry.flags) & FRT_ENTRY_READ)
     return rc

@@ -5,6 +5,7 @@ A page shows the arena until this process writes to it; then the kernel gives th
 keeps the value in place until the mapping is removed, because unwritten pages still show the arena.
 """
 import mmap as pages_of
+import os
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -12,6 +13,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t
 
 from fastrt._core.objects.handles cimport Pin
+from fastrt._core.objects.mapped import MappedPin
 
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
@@ -44,13 +46,24 @@ def map_private(Pin pin):
     """Map the bytes of a pinned value copy-on-write.
 
     Returns:
-        A `Private`, which keeps the pin; None when the process has no mapping left (vm.max_map_count).
+        A `Private`, which keeps the pin; None when the process has no mapping left (vm.max_map_count), or the file of
+        the value was removed.
     """
     cdef Private mine
-    cdef uint64_t offset = pin.data - pin.client.x.view
-    cdef uint64_t before = offset % PAGE_BYTES
-    cdef void *pages = mmap(NULL, pin.nbytes + before, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                            pin.client.x.fd, <long>(offset - before))
+    cdef int fd
+    cdef uint64_t offset, before
+    cdef void *pages
+    if isinstance(pin, MappedPin):
+        offset, fd = pin.place(), pin.reopen()
+        if fd < 0:
+            return None
+    else:
+        offset, fd = pin.data - pin.client.x.view, pin.client.x.fd
+    before = offset % PAGE_BYTES
+    pages = mmap(NULL, pin.nbytes + before, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd,
+                 <long>(offset - before))
+    if pin.client is None:
+        os.close(fd)
     if pages == MAP_FAILED:
         return None
     mine = Private.__new__(Private)

@@ -3,13 +3,15 @@
 
     SEALED -> SPILLING(me) -> RESTORING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
 
+A value that finds no room begins as SPILLED (`mapped`). Any client may read a SPILLED value by mapping its file.
+
 While SPILLING the bytes are still in memory: a client that pins the value swaps the state back to SEALED, and the
 spiller's swap to RESTORING fails (a pin sets its bit first and reads the state second, the spiller the other way
 round). The block is freed while the entry is RESTORING, because no other client changes that state; a SPILLED entry
 may be deleted and reused for another value at any moment. A death while RESTORING ends in SPILLED: the file is removed
 only when the value is SEALED again. References and waits are not affected: a spilled value is ready. Only values
-without contained refs are spilled. A remote value (`remote`) has no file; its copy is dropped before others are
-spilled.
+without contained refs are spilled and restored. A remote value (`remote`) has no file; its copy is dropped before
+others are spilled.
 """
 from cpython.buffer cimport PyBuffer_FillInfo
 
@@ -72,9 +74,13 @@ cdef int _check_entry(Client client, uint32_t i) except -1:
     return 0
 
 
-def configure(Client client, str directory):
+def configure(Client client, str directory, bint falls_back=False):
     """Set the folder of the files, so that the client that drops a value's last reference can remove its file.
 
+    Args:
+        client: the daemon's attachment.
+        directory: the folder.
+        falls_back: whether clients write values that find no room to files, and map files that are not restored.
     Raises:
         ValueError: the path is longer than 255 bytes.
     """
@@ -85,6 +91,13 @@ def configure(Client client, str directory):
     memset(client.x.sb.spill_dir, 0, 256)
     for k in range(len(text)):
         client.x.sb.spill_dir[k] = text[k]
+    client.x.sb.falls_back = falls_back
+
+
+def falls_back(Client client):
+    """Whether values that find no room go to files; see `configure`."""
+    client.ensure()
+    return client.x.sb.falls_back != 0
 
 
 def candidates(Client client):
@@ -126,6 +139,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
             or frt_any(x, i, FRT_PINS) or a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_REMOTE:
         give_up(client, i)
         return None
+    x.entries[i].maps = 0
     a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
     return _bytes(client, i, True)
 
@@ -187,7 +201,7 @@ def begin_restore(Client client, uint32_t i, uint64_t objref):
         return None
     state = frt_state(x, i)
     word = a64_load_sc(state)
-    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref:
+    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref or x.entries[i].nrefs:
         return None
     if not a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_FILE or not a64_cas_sc(
             state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
@@ -291,11 +305,12 @@ def tick(Client client):
 
 
 def totals(Client client):
-    """A dict with the numbers of objects and bytes ever spilled and restored in this session."""
+    """A dict with the numbers of objects and bytes ever spilled, restored, and written to files for lack of room."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return {"spilled_objects": sb.spilled_objects, "spilled_bytes": sb.spilled_bytes,
-            "restored_objects": sb.restored_objects, "restored_bytes": sb.restored_bytes}
+            "restored_objects": sb.restored_objects, "restored_bytes": sb.restored_bytes,
+            "mapped_objects": sb.mapped_objects, "mapped_bytes": sb.mapped_bytes}
 
 
 def directory(Client client):

@@ -4,6 +4,9 @@
 Some can be checked only while no process works (`quiet`): derived structures and counts change a moment after
 the words that they are derived from.
 """
+import os
+
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -13,6 +16,10 @@ from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_key
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.objects.references cimport links_names
+
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
 
 
 cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
@@ -57,12 +64,35 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
         if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
             if not (frt_held(x, i) or counted[i]):
                 bad.append(f"sealed object {i} has no holder")
-        if quiet and state == FRT_OBJ_SPILLED and entry.offset:
+        if quiet and state == FRT_OBJ_SPILLED and entry.offset and entry.nrefs == 0:
             bad.append(f"spilled object {i} names a block")
         if quiet and state in (FRT_OBJ_PENDING, FRT_OBJ_SEALED, FRT_OBJ_SPILLED) and entry.counted != counted[i]:
             bad.append(f"object {i} is counted {entry.counted} times, {counted[i]} records name it")
     if quiet and empty != x.sb.objects.free_count:
         bad.append(f"{empty} objects are empty, the free stack holds {x.sb.objects.free_count}")
+    return bad
+
+
+cdef list _check_files(frt_ctx *x):
+    """Check the files of values: each spilled value has one, and each file belongs to a value."""
+    cdef list bad = []
+    cdef uint32_t i
+    cdef dict files = {}
+    folder = x.sb.spill_dir[:strnlen(x.sb.spill_dir, 256)]
+    if not folder:
+        return bad
+    for i in range(frt_objects(x)):
+        if frt_word_state(frt_state(x, i)[0]) > FRT_OBJ_PENDING and x.entries[i].flags & FRT_ENTRY_FILE:
+            files[b"%016x" % x.entries[i].objref] = i, frt_word_state(frt_state(x, i)[0])
+    try:
+        found = set(os.listdir(folder))
+    except FileNotFoundError:
+        found = set()
+    for name in sorted(found - files.keys()):
+        bad.append(f"the file {name.decode('utf-8', 'replace')} belongs to no object")
+    for name, (i, state) in files.items():
+        if state == FRT_OBJ_SPILLED and name not in found:
+            bad.append(f"spilled object {i} has no file")
     return bad
 
 
@@ -343,6 +373,7 @@ def fsck(Client client, bint quiet=False):
             bad += _check_bodies(x)
             bad += _check_held(x)
             bad += _check_streams(x)
+            bad += _check_files(x)
         bad += _check_tasks(x, quiet)
         bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)

@@ -16,6 +16,7 @@ from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.pool cimport pool_flush, pool_return, pool_touch
 from fastrt._core.memory.queue cimport queue_push, queue_touch
+from fastrt._core.memory.segment cimport spill_remove
 from fastrt._core.objects.functions cimport functions_touch
 from fastrt._core.objects.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
 from fastrt._core.objects.references cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
@@ -231,9 +232,12 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
                 continue
             if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
                 # The file is complete; if there is a block, it was about to be freed or is half read back. Take a
-                # SPILLED entry first: another client may be deleting it.
+                # SPILLED entry first: another client may be deleting it. The block of one with refs has only those.
                 if a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
-                    rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
+                    if what == FRT_OBJ_RESTORING and not a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_FILE:
+                        spill_remove(x, x.entries[i].objref)  # half of a remote value's bytes
+                    if x.entries[i].nrefs == 0:
+                        rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
                     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
             elif what == FRT_OBJ_SPILLING:
                 a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))

@@ -1,0 +1,243 @@
+"""Files of values: the daemon spills and restores them, and any process of the session writes and maps its own.
+
+A file is a header (magic, objref, length, nonce), the bytes and a tag. The tag is a GMAC over header and bytes: AES-256
+in Galois/counter mode, with nothing to encrypt. With the CPU's instructions for it, that is faster than a CRC-32. The
+key lies in the session's folder in a file of mode 0600, where the session's processes find it. A file that was damaged,
+replaced, taken from another session or written for another value has a wrong tag, and is not used.
+
+The disk's space for a mapped file is reserved before the first byte is written. So a full disk is an error at once, and
+never a signal (SIGBUS) while a value is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastrt._core.objects.mapped import map_file
+from fastrt.config import SPILL_FOLDER
+from fastrt.folders import (
+    UnsafeFolderError,
+    has_private_folder,
+    open_private,
+    private_folder,
+    read_private,
+    replace_private,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext
+
+    from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin, Pages
+
+_HEADER = struct.Struct("<8sQQ12s28x")  # 64 bytes: a mapped value is aligned like one in the arena
+_MAGIC = b"fastrtS3"
+_NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 12, 16, 32
+_CHUNK_BYTES = 1 << 20  # written, then authenticated while it is in the CPU's cache
+_KEY_FILE = "spill.key"
+_RESERVE_BYTES = 64 << 20  # reserved in one step: the call starts again after each signal
+_MAP_BYTES_MIN = 1 << 16  # smaller values are read into memory of this process: it may have 65,530 mappings
+
+
+class SpillFiles:
+    """The files of one session.
+
+    Args:
+        folder: for the files; made with mode 0700 when the first is written.
+        key_folder: a private folder of the session, for the key.
+    """
+
+    def __init__(self, folder: Path, key_folder: Path) -> None:
+        self._folder = folder
+        self._key_folder = key_folder
+        self._key = b""
+        self._is_checked = False
+
+    def path(self, objref: int) -> Path:
+        """Return the path of a value's file. The core removes it by the same name."""
+        return self._folder / f"{objref:016x}"
+
+    def make_key(self) -> None:
+        """Create the session's key, if there is none. Only the daemon does: two processes could make two keys."""
+        try:
+            self._key = _read_key(self._key_folder)
+        except FileNotFoundError:
+            replace_private(self._key_folder, _KEY_FILE, os.urandom(_KEY_BYTES))
+
+    def write(self, objref: int, data: memoryview) -> None:
+        """Write a value's file.
+
+        Raises:
+            OSError: the disk is full, or fails.
+            UnsafeFolderError: another user can change the folder.
+        """
+        self.remove(objref)  # a file that a dead daemon has begun
+        fd = self._create(objref, os.O_WRONLY)
+        try:
+            header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
+            mac = self._mac(header)
+            _write_all(fd, memoryview(header))
+            for at in range(0, len(data), _CHUNK_BYTES):
+                chunk = data[at : at + _CHUNK_BYTES]
+                _write_all(fd, chunk)
+                mac.authenticate_additional_data(chunk)
+            mac.finalize()
+            _write_all(fd, memoryview(mac.tag))
+        except BaseException:
+            self.remove(objref)
+            raise
+        finally:
+            os.close(fd)
+
+    def read(self, objref: int, room: memoryview) -> None:
+        """Read a value's bytes back. They are the value only if this returns.
+
+        Args:
+            objref: of the value.
+            room: for the bytes; as long as the value.
+        Raises:
+            OSError: the file is gone, or cannot be read.
+            UnsafeFolderError: another user can change the folder, or has made the file.
+            ValueError: the file is not what this session wrote for this value.
+        """
+        import hmac  # here: it loads OpenSSL
+
+        self._check_folder()
+        fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
+        with open(fd, "rb", buffering=0) as file:
+            header = file.read(_HEADER.size)
+            if len(header) != _HEADER.size or _HEADER.unpack(header)[:3] != (_MAGIC, objref, len(room)):
+                raise ValueError("its header is not that of this value")
+            mac = self._mac(header)
+            done = 0
+            while done < len(room):
+                got = file.readinto(room[done : done + _CHUNK_BYTES])
+                if not got:
+                    raise ValueError(f"it ends after {done} of {len(room)} bytes")
+                mac.authenticate_additional_data(room[done : done + got])
+                done += got
+            mac.finalize()
+            if not hmac.compare_digest(file.read(_TAG_BYTES + 1), mac.tag):
+                raise ValueError("it is not what this session wrote")
+
+    def open_writer(self, writer: FileWriter | FileFill) -> None:
+        """Create the file of a value that is to be written through a mapping, and map it.
+
+        Raises:
+            OSError: the disk is full, or fails.
+            UnsafeFolderError: another user can change the folder.
+            MemoryError: this process has no mapping left.
+        """
+        objref, nbytes = writer.name(), len(writer)
+        header = _HEADER.pack(_MAGIC, objref, nbytes, os.urandom(_NONCE_BYTES))
+        self._mac(header)  # without a key nothing is written
+        fd = self._create(objref, os.O_RDWR)
+        try:
+            end = _HEADER.size + nbytes + _TAG_BYTES
+            disk = os.fstatvfs(fd)
+            if disk.f_bavail * disk.f_frsize < end:  # so a value that cannot fit does not fill the disk first
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path(objref)))
+            for at in range(0, end, _RESERVE_BYTES):
+                os.posix_fallocate(fd, at, min(_RESERVE_BYTES, end - at))
+            os.pwrite(fd, header, 0)
+            writer.map(fd, _HEADER.size, _TAG_BYTES, self._sign)
+        finally:
+            os.close(fd)
+
+    def map(self, objref: int, nbytes: int) -> MappedPin | bytearray:
+        """Map a value's file, and check it. Small values are read into memory.
+
+        Raises:
+            OSError, UnsafeFolderError, ValueError: as for `read`.
+        """
+        if nbytes >= _MAP_BYTES_MIN:
+            self._check_folder()
+            path = self.path(objref)
+            fd = open_private(self._folder, path.name, os.O_RDONLY)
+            try:
+                end = _HEADER.size + nbytes + _TAG_BYTES
+                if os.fstat(fd).st_size != end:
+                    raise ValueError(f"it has {os.fstat(fd).st_size} bytes, not {end}")
+                pin = map_file(fd, str(path), _HEADER.size, nbytes, _TAG_BYTES)
+            finally:
+                os.close(fd)
+            if pin is not None:
+                self._verify(memoryview(pin.whole()), objref, nbytes)
+                return pin
+        room = bytearray(nbytes)
+        self.read(objref, memoryview(room))
+        return room
+
+    def _sign(self, pages: Pages) -> None:
+        """Write the tag of a mapped file whose bytes are complete."""
+        whole = memoryview(pages)
+        whole[-_TAG_BYTES:] = self._tag(whole)
+
+    def _verify(self, whole: memoryview, objref: int, nbytes: int) -> None:
+        import hmac  # here: it loads OpenSSL
+
+        if _HEADER.unpack(whole[: _HEADER.size])[:3] != (_MAGIC, objref, nbytes):
+            raise ValueError("its header is not that of this value")
+        if not hmac.compare_digest(whole[-_TAG_BYTES:], self._tag(whole)):
+            raise ValueError("it is not what this session wrote")
+
+    def _tag(self, whole: memoryview) -> bytes:
+        mac = self._mac(bytes(whole[: _HEADER.size]))
+        for at in range(_HEADER.size, len(whole) - _TAG_BYTES, _CHUNK_BYTES):
+            mac.authenticate_additional_data(whole[at : min(at + _CHUNK_BYTES, len(whole) - _TAG_BYTES)])
+        mac.finalize()
+        return mac.tag
+
+    def remove(self, objref: int) -> None:
+        """Remove a value's file, if there is one."""
+        self.path(objref).unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        """Remove all files and their folder, if it is this user's."""
+        with suppress(UnsafeFolderError, OSError):
+            if has_private_folder(self._folder, SPILL_FOLDER):
+                shutil.rmtree(self._folder)
+
+    def _create(self, objref: int, flags: int) -> int:
+        """Create a value's file, and the folder if it was removed."""
+        name = self.path(objref).name
+        for _ in range(2):
+            self._check_folder()
+            try:
+                return open_private(self._folder, name, flags | os.O_CREAT | os.O_EXCL)
+            except FileNotFoundError:
+                self._is_checked = False
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
+
+    def _check_folder(self) -> None:
+        """Check the folder once: another user cannot change a folder that `private_folder` has accepted."""
+        if not self._is_checked:
+            private_folder(self._folder, SPILL_FOLDER)
+            self._is_checked = True
+
+    def _mac(self, header: bytes) -> AEADEncryptionContext:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # here: few sessions spill
+
+        if not self._key:
+            self._key = _read_key(self._key_folder)
+        mac = Cipher(algorithms.AES(self._key), modes.GCM(_HEADER.unpack(header)[3])).encryptor()
+        mac.authenticate_additional_data(header)
+        return mac
+
+
+def _read_key(folder: Path) -> bytes:
+    key = read_private(folder, _KEY_FILE, _KEY_BYTES)
+    if len(key) != _KEY_BYTES:
+        raise ValueError(f"{folder / _KEY_FILE} has {len(key)} bytes, not {_KEY_BYTES}")
+    return key
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, data[done:])
