@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from fastrt._core.objects import remote
 from fastrt.errors import FastrtError
 from fastrt.net.grpc import streams
+from fastrt.store.messages import Restore
 from fastrt.transfer.table import TransferError
 
 from .world import Process, World, pause
@@ -23,6 +25,7 @@ from .world import Process, World, pause
 KEEPALIVE_S = (5.0, 10.0)  # a cut network is noticed between these times
 CONNECT_S = 2.0  # for a connection over a network that is cut
 SILENCE_S = 5.0  # until a fetch over a cut network fails
+RESTORE_S = 0.05  # before a sender looks again for bytes that it has asked for
 BYTES_A_SECOND = 1e8
 WINDOW = 16  # messages on the way before a writer waits
 
@@ -371,6 +374,11 @@ class _Fetch:
         host = native.process.host
         if network.is_cut(process.host, host) or network.is_cut(host, process.host):
             world.after(SILENCE_S, lambda: self.end(TransferError("silence")))
+            return
+        store, ref = native.offers.store, native.offers.find(self.receipt.objref)
+        if ref is not None and remote.is_missing(store.client, ref):  # the real sender's thread waits for the bytes
+            store.tell(Restore(ref.index, ref.objref))
+            world.after(RESTORE_S, self.ask)
             return
         try:
             sealed = native.offers.read(self.receipt.objref)
