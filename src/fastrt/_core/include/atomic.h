@@ -54,6 +54,8 @@ static inline void a_fence_sc(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #define a64_or_sc(p, v) FRT_AROUND("or", a64_or_sc(p, v))
 #define a64_and_sc(p, v) FRT_AROUND("and", a64_and_sc(p, v))
 #define a64_cas_sc(p, a, b) FRT_AROUND("swap", a64_cas_sc(p, a, b))
+#define a8_or_sc(p, v) FRT_AROUND_VOID("or", a8_or_sc(p, v))
+#define a8_and_sc(p, v) FRT_AROUND_VOID("and", a8_and_sc(p, v))
 #define a32_store_rel(p, v) FRT_AROUND_VOID("store", a32_store_rel(p, v))
 #define a32_store_sc(p, v) FRT_AROUND_VOID("store", a32_store_sc(p, v))
 #define a32_add_sc(p, v) FRT_AROUND("add", a32_add_sc(p, v))
