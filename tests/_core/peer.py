@@ -21,7 +21,7 @@ sys.modules["fastrt"] = _package = types.ModuleType("fastrt")
 _package.__path__ = list(_spec.submodule_search_locations or ())
 
 from fastrt._core.memory import arena, clients, segment, trace  # noqa: E402
-from fastrt._core.objects import functions, handles, spill  # noqa: E402
+from fastrt._core.objects import functions, handles, mapped, spill  # noqa: E402
 from fastrt._core.repair import fsck, recovery  # noqa: E402
 from fastrt._core.tasks import admission, submission, tasks  # noqa: E402
 
@@ -40,6 +40,7 @@ SPACE = {
         segment,
         signal,
         submission,
+        mapped,
         spill,
         sys,
         tasks,

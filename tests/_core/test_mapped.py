@@ -167,3 +167,23 @@ def test_lost_remote_value_is_replaced_in_a_file(node, client, folder):
     fill.seal()
     kind, _, pin = read(folder, client, ref)
     assert (kind, len(pin)) == (KIND + 1, 2 * LARGE)
+
+
+def test_death_of_a_writer_leaves_no_file(node, client, folder):
+    """Of new values, which their entries name, and of remote ones, which recovery finds by their state."""
+    ref = remote_value(client)
+    peer = node.peer()
+    peer.run(f"""
+ref = handles.acquire(client, {ref.objref}, {ref.index})
+kept = [mapped.fetch(client, ref), mapped.create(client, {LARGE}, {KIND})]
+for one in kept:
+    with open(f"{folder}/{{one.name():016x}}", "xb+") as file:
+        file.truncate({LARGE})
+        one.map(file.fileno(), 0, 0, memoryview)
+""")
+    assert names(folder) == 2
+    peer.kill()
+    node.bury(peer)
+    assert names(folder) == 0
+    assert remote.is_missing(client, ref)
+    assert mapped.fetch(client, ref) is not None

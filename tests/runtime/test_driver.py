@@ -156,7 +156,7 @@ def test_store_larger_than_dev_shm_is_full_before_it_crashes(program):
                 return str(exc)
             return "no error"
 
-        with fastrt.init(1, "256MiB"):
+        with fastrt.init(1, "256MiB", spill_fallback=False):
             echo = fastrt.remote(lambda x: x)
             print("large:", full(lambda: fastrt.put(np.ones(60 << 20, np.uint8))))
             assert fastrt.get(echo.remote(5)) == 5
