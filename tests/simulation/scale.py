@@ -203,23 +203,18 @@ def main() -> None:
     args = parser.parse_args()
     say = sys.stdout.write
     say(f"at most {args.tasks:,} tasks; CPU time of this machine, all other times virtual\n")
-    say(
-        "  nodes    tasks  decisions/s  frames/task  reports/task  join B a node  head B/s a node  owner B/s"
-        "  head cores  killed   cut off\n"
-    )
+    say("  nodes    tasks  decisions/s  frames/task  reports/task  join B/node  head B/s/node  owner B/s  head cores")
+    say("  killed   cut off\n")
     for nodes in args.nodes:
         scale = Scale(nodes, args.tasks)
         scale.run()
         seconds, cpu, count = scale.now, scale.cpu.copy(), scale.count.copy()
         killed = max(scale.death(DELAY_S) for _ in range(3))
         cut = max(scale.death(KEEPALIVE_S[1]) for _ in range(3))
-        owner_bytes = count["owner's bytes"]
-        say(
-            f"{nodes:7,} {scale.tasks:8,} {scale.tasks / cpu['placing']:12,.0f} {count['frames'] / scale.tasks:12.2f} "
-            f"{count['reports'] / scale.tasks:13.2f} {scale.join_bytes:14,.0f} "
-            f"{count['view bytes'] / nodes / seconds:16,.0f} {owner_bytes / seconds:10,.0f} "
-            f"{cpu['head'] / seconds:11.3f} {killed:6.2f} s {cut:6.2f} s\n"
-        )
+        sent, read = count["view bytes"] / nodes / seconds, count["owner's bytes"] / seconds
+        say(f"{nodes:7,} {scale.tasks:8,} {scale.tasks / cpu['placing']:12,.0f} {count['frames'] / scale.tasks:12.2f} ")
+        say(f"{count['reports'] / scale.tasks:13.2f} {scale.join_bytes:12,.0f} {sent:14,.0f} {read:10,.0f} ")
+        say(f"{cpu['head'] / seconds:11.3f} {killed:6.2f} s {cut:6.2f} s\n")
 
 
 if __name__ == "__main__":

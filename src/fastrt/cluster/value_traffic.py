@@ -121,6 +121,7 @@ class ValueTraffic:
         tables.streams.add(exchange)
         self.values = None if tables.native is None else Values(tables.native, self.arrivals.landed)
         self._restoring = Restoring(self._store, exchange.waiter.loop)
+        self._claiming: set[int] = set()  # claims of this stream without an answer
         self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
     def connect(self, native: str, may_claim: bool) -> None:
@@ -133,6 +134,7 @@ class ValueTraffic:
         if self.values is not None:
             self.values.connect(native, may_claim)
         for number in self.remote.claims(self._exchange.node):
+            self._claiming.add(number)
             self._exchange.out.add("claim", number)
         self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
 
@@ -271,8 +273,12 @@ class ValueTraffic:
                 self._refuse(message)
             return
         claimed = self.remote.claimed(self._exchange.node, message.objref) if message.native and message.objref else []
+        is_answer = message.objref in self._claiming
+        self._claiming.discard(message.objref)
         if claimed:
             self._on_claimed(message, claimed)
+            return
+        if is_answer and self._is_unclaimed(message.objref):
             return
         task = self._sink(message)
         if task is None:
@@ -372,6 +378,19 @@ class ValueTraffic:
         if known is not None and known.ref is not claimed[0].ref:
             known.named += 1  # another naming on this stream came before the answer
 
+    def _is_unclaimed(self, objref: int) -> bool:
+        """Count the naming of an answer to a claim that was settled meanwhile, such as by another stream's answer.
+
+        Returns:
+            Whether nothing here uses the object: it is released.
+        """
+        known = self._exchange.references.find(objref)
+        if known is None:
+            self._exchange.out.add("release", _Release(objref=objref, named=1))
+            return True
+        known.named += 1
+        return False
+
     def on_where(self, number: int) -> None:
         """Choose the node that sends a value to the peer."""
         objref = None if self.values is None else self.values.kept_object(number)
@@ -439,6 +458,7 @@ class ValueTraffic:
 
     def on_unknown(self, objref: int) -> None:
         """Give up a claimed value that the peer does not have."""
+        self._claiming.discard(objref)
         why = f"node {self._exchange.name}, which had it, does not know it any more: its uplink was killed"
         self.remote.give_up(self.remote.claimed(self._exchange.node, objref), why)
 
