@@ -138,6 +138,30 @@ def test_failing_handler_of_an_answer_does_not_end_the_thread(connect: Open, ser
     caplog.clear()  # its traceback holds the call
 
 
+def test_failing_handler_of_an_answer_that_is_there_at_once_does_not_reach_the_caller(
+    service: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = FutureCaller(service[1], None, [])
+    unary_unary = caller._channel.unary_unary
+
+    class Late:
+        """A method whose future is returned after the answer has come."""
+
+        def __init__(self, path: str) -> None:
+            self._method = unary_unary(path)
+
+        def future(self, *given: Any, **options: Any) -> Any:
+            made = self._method.future(*given, **options)
+            made.exception()
+            return made
+
+    monkeypatch.setattr(caller._channel, "unary_unary", Late)
+    caller.call("/t.S/Echo", b"", 20, lambda *answer: 1 // 0)
+    caller.close()
+    assert "ZeroDivisionError" in caplog.text
+    caplog.clear()  # its traceback holds the call
+
+
 def test_grpcio_without_a_completion_queue_gets_the_caller_on_futures(service: Any, monkeypatch: Any) -> None:
     monkeypatch.delattr("grpc._cython.cygrpc.ReceiveStatusOnClientOperation")
     caller = open_caller("127.0.0.1:1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import grpc
 
 from fastrt.net.grpc.contract import Metadata
 from fastrt.net.grpc.forks import use_grpc
+
+_log = logging.getLogger(__name__)
 
 Done = Callable[[int, str, bytes], None]
 _CANCELLED = grpc.StatusCode.CANCELLED
@@ -40,7 +43,10 @@ class FutureCaller:
 
         def ended(future: Any) -> None:
             code = future.code()
-            done(code.value[0], future.details() or "", future.result() if code is grpc.StatusCode.OK else b"")
+            try:
+                done(code.value[0], future.details() or "", future.result() if code is grpc.StatusCode.OK else b"")
+            except Exception:  # it would reach the caller if the answer is there before `add_done_callback`
+                _log.exception("the handler of an answer failed")
 
         try:
             method = self._channel.unary_unary(path)
