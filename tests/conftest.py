@@ -207,7 +207,7 @@ class Footprint:
 
     def left_since(self, before: "Footprint") -> list[str]:
         left = [t for t in self.things - before.things if not t.startswith("segment ") or not is_foreign(Path(t[8:]))]
-        # A node that was there before may keep a further worker for seconds; whoever started the node looks after it.
+        # A node that ran before may keep a new worker for some seconds. The fixture that started the node ends it.
         started = (pid for pid in self.processes - before.processes if not ancestors(pid) & before.processes)
         left += [f"process {pid}" for pid in started]
         if len(self.fds) > len(before.fds):

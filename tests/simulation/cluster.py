@@ -46,7 +46,7 @@ MESSAGES_A_TASK = 60
 
 @dataclass
 class Plan:
-    """What one seed does; a smaller plan of the same seed is a part of it.
+    """The size and the faults of one simulated run. A smaller plan with the same seed makes a part of that run.
 
     Attributes:
         nodes, tasks, drivers, faults: how many.
@@ -182,7 +182,7 @@ class Cluster:
         if not world.violations and not done():
             for driver in drivers:
                 if not driver.is_done and driver.process.alive:
-                    world.violation(f"the driver on {driver.node.host} waits for ever: {driver.doing}")
+                    world.violation(f"the driver on {driver.node.host} never ended: {driver.doing}")
         if world.violations:
             return
         for driver in drivers:
@@ -417,7 +417,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
 
 @dataclass
 class Result:
-    """What became of one plan; `log` is the end of its story."""
+    """The outcome of one plan: the invariants that it violated, and the last lines of its log."""
 
     plan: Plan
     violations: list[str]

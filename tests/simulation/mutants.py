@@ -71,7 +71,7 @@ MUTANTS = [
            "            self.on_keep(ref)\n", "            pass\n"),
     Mutant("stream: forwarded tasks do not run again", "peer_stream",
            "elif not core.retry(self._client, sent.task):", "elif True:"),
-    Mutant("stream: stand-ins of a lost stream wait for ever", "value_traffic",
+    Mutant("stream: stand-ins of a lost stream are not made again", "value_traffic",
            "            lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)\n", "            pass\n"),
     Mutant("ended: before the last result", "ledger", "        return accepted.left == 0\n", "        return True\n"),
     Mutant("hops: without a limit", "uplink", "_HOPS_MAX = 4 ", "_HOPS_MAX = 1 << 30 "),

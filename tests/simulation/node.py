@@ -477,7 +477,7 @@ class Node:
                 remote.drop_copy(self.client, index, objref)
 
     def after_step(self) -> None:
-        """What the arena's wakes do: waiters look, idle workers claim, the daemon reads changed records."""
+        """Do the work of a wake of the arena: waiters look, workers claim, the daemon reads changed records."""
         if self._in_step or not self.alive:
             return
         self._in_step = True
@@ -575,7 +575,7 @@ class Node:
     # ---- at the end ----
 
     def leftovers(self) -> list[str]:
-        """What is left in the arena once nothing uses it."""
+        """List the records that stay in the arena although nothing uses them."""
         found = usage(self.client)
         said = [f"{self.host}: {found['tasks']} tasks are left"] if found["tasks"] else []
         rows = [name for name in ("placing",) if self.admission.placing.placed() or self.admission.placing.waiting()]

@@ -1,1 +1,1 @@
-"""What the tests of several files share: nodes, network namespaces, environments with other libraries, attackers."""
+"""Helpers of several test files: nodes, network namespaces, environments with other libraries, attackers."""

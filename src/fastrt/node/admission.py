@@ -240,15 +240,18 @@ class Admission:
     def describe(self) -> NodeList:
         """This node and the others, for people."""
         placing = self.placing
-        here = NodeRow(placing.node, placing.name, placing.total, {}, placing.labels)
         free = free_of(self._client, placing.total, *self._state())
-        return NodeList(here._replace(free=free), list(placing.views.values()))
+        here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
+        return NodeList(here, list(placing.views.values()))
 
     def _state(self) -> tuple[dict[str, int], int]:
         """Free amounts without regard to tasks without demands, and the number of admitted tasks."""
         used = self.placing.used
-        total = self.placing.total
-        return {n: parts - used.get(n, 0) for n, parts in total.items() if not is_selector(n)}, self.placing.here()
+        return {name: parts - used.get(name, 0) for name, parts in self._total().items()}, self.placing.here()
+
+    def _total(self) -> dict[str, int]:
+        """The amounts of this node, without the resources that stand for selectors."""
+        return {name: parts for name, parts in self.placing.total.items() if not is_selector(name)}
 
     def refresh(self) -> None:
         """Read the records of all tasks and actors, and place those that can be placed."""
@@ -487,7 +490,7 @@ class Admission:
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)
             link.post(Forward(tasks, others))
         state = *self._state(), self.placing.is_looking
-        total = {name: parts for name, parts in self.placing.total.items() if not is_selector(name)}
+        total = self._total()
         if (state, total) != self._reported:
             self._reported = state, total
             link.post(Resources(total, *state))
