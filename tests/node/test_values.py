@@ -274,7 +274,9 @@ def test_result_that_is_a_value_without_a_known_source_becomes_an_error(wait_unt
             task = await lent_task(wait_until, there)
             there.store.put_result(task, 0, serialized(pattern(8)))
             core.finish(there.client, task)
-            await asyncio.to_thread(wait_until, lambda: here.exchange.traffic.remote.find(first.objref), "its source")
+            await asyncio.to_thread(
+                wait_until, lambda ref=first: here.exchange.traffic.remote.find(ref.objref), "its source"
+            )
             here.exchange.traffic.remote.forget(first.objref)
             here.exchange.references.name_again(first)
             second = here.forward(2)
