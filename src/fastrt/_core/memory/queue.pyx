@@ -88,11 +88,15 @@ cdef void _widen(frt_ctx *x) noexcept nogil:
 cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
     """Queue a task whose word says READY, and wake an idle worker.
 
-    This does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
+    Recovery pushes what a dead client was about to push. If that task has ended, its record may be a call's, which only
+    its actor takes. This does not give up while a stopped process holds the lock: the task is committed and would be
+    forgotten.
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
     cdef uint32_t cells
+    if x.tasks[t].actor:  # read after the word: it belongs to that task, or the cell is stale
+        return
     while _lock(x) != FRT_OK:
         pass
     cells = _cells(x)
