@@ -88,10 +88,12 @@ def configure(Client client, str directory, bint falls_back=False):
     client.ensure()
     if len(text) > 255:
         raise ValueError(f"the spill directory's path has {len(text)} bytes, more than 255")
+    client.x.sb.falls_back = falls_back
+    if client.x.sb.spill_dir[:strnlen(client.x.sb.spill_dir, 256)] == text:
+        return  # a daemon has taken over: clients that remove files at this moment always find the folder
     memset(client.x.sb.spill_dir, 0, 256)
     for k in range(len(text)):
         client.x.sb.spill_dir[k] = text[k]
-    client.x.sb.falls_back = falls_back
 
 
 def falls_back(Client client):
