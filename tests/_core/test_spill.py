@@ -274,7 +274,7 @@ good
                 if spill.commit(client, ref.index):
                     rounds += 1
                     restore(client, ref)
-        for _, _, index, objref in spill.candidates(client):
+        for _, _, index, objref, _ in spill.candidates(client):
             if objref not in files:  # the peers' own, which go at any moment
                 data = spill.begin(client, index, objref)
                 if data is not None:

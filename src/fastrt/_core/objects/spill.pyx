@@ -101,7 +101,12 @@ def falls_back(Client client):
 
 
 def candidates(Client client):
-    """List the values that could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    """List the values that could be spilled now, least recently used first.
+
+    Returns:
+        (last use, block bytes, index, objref, block offset) of each; copies of remote values, which are dropped and
+        not written, have the last use -1.
+    """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint32_t i
@@ -111,8 +116,8 @@ def candidates(Client client):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
-            used = 0 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used  # a copy goes first
-            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref))
+            used = -1 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used
+            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref, entry.offset))
     rows.sort()
     return rows
 
