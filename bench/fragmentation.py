@@ -128,8 +128,8 @@ def spilling(seed: int, choice: Choice) -> tuple[float, int]:
             except ObjectStoreFullError:
                 freed = 0
                 for row in choice(load.client, WANTED):
-                    if spill.begin(load.client, row.index, row.objref) is not None:
-                        freed += spill.commit(load.client, row.index)
+                    if spill.begin(load.client, row.entry, row.objref) is not None:
+                        freed += spill.commit(load.client, row.entry)
                 spilled += freed
         refused += not freed
     load.close()

@@ -258,9 +258,7 @@ class Pipeline:
         """The queued tasks in the order in which they are taken."""
         found = []
         while (task := tasks.next_task(self.client, 0.0, 0.0)) >= 0:
-            kind, args, refs = tasks.arguments(self.client, task)
-            found.append(next(arg for arg in args if isinstance(arg, str)))
-            del args, refs
+            found.append(next(arg for arg in tasks.arguments(self.client, task)[1] if isinstance(arg, str)))
             tasks.finish_scalar(self.client, task, None)
         return found
 

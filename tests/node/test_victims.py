@@ -2,6 +2,7 @@
 
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def layout(*parts: tuple[str, int, int]) -> tuple[list[Candidate], list[tuple[in
 def chosen(wanted: int, *parts: tuple[str, int, int]) -> list[int] | None:
     """The places of the chosen values among the parts; a small store, so that no more than wanted is freed."""
     found = victims.choose(*layout(*parts), wanted, STORE)
-    return None if found is None else [row.index for row in found]
+    return None if found is None else [row.entry for row in found]
 
 
 def test_neighbours_of_a_hole_go_before_older_values():
@@ -67,7 +68,7 @@ def test_round_for_a_small_value_frees_more_if_that_is_possible():
     store_bytes = 32 * 20 * PAGE
     found = victims.choose(candidates, free, 100, store_bytes)
     assert found is not None
-    assert [row.index for row in found] == list(range(10))
+    assert [row.entry for row in found] == list(range(10))
     candidates, free = layout((VALUE, 2, 0), (GAP, 1, 0), (VALUE, 2, 1))
     assert victims.choose(candidates, free, 100, store_bytes) == [candidates[0]]
 
@@ -95,7 +96,7 @@ def test_choice_is_the_cheapest_of_all_windows(parts, pages):
 
 
 def _is_one(pieces: list[Piece]) -> bool:
-    return all(one.offset + one.nbytes == two.offset for one, two in zip(pieces, pieces[1:], strict=False))
+    return all(one.offset + one.nbytes == two.offset for one, two in pairwise(pieces))
 
 
 @given(PARTS, st.integers(0, 12), st.randoms())

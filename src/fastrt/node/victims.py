@@ -1,9 +1,9 @@
 """The choice of the values to spill: those that lie beside each other, and leave one piece of memory when they go.
 
-A value needs memory in one piece. Spilling the least recently used values frees memory in many places, and a large value
-may find no room after all of them have gone. So the memory is read by address: free runs, values that can be spilled,
-and gaps, which stay. Each window without a gap that is large enough has a price; the values in the cheapest one go. All
-functions are pure.
+A value needs memory in one piece. Spilling the least recently used values frees memory in many places, and a large
+value may find no room after all of them have gone. So the memory is read by address: free runs, values that can be
+spilled, and gaps, which stay. Each window without a gap that is large enough has a price; the values in the cheapest
+one go. All functions are pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
     used: int
     nbytes: int
-    index: int
+    entry: int
     objref: int
     offset: int
 

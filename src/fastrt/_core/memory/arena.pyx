@@ -148,19 +148,19 @@ cdef uint32_t _find_run(frt_ctx *x, uint32_t n, uint32_t first, uint32_t end) no
     """
     cdef int own = frt_log2(n)
     cdef uint32_t best
-    for b in range(own, <int>FRT_BINS):
-        best = _lowest_fit(x, b, n, first, end, 32)
+    for b in range(own, frt_log2(x.pages_max) + 1):
+        best = _lowest_fit(x, b, n, first, end, 32 if n > 1 else 4)
         if best != FRT_NONE:
             return best
-    return _lowest_fit(x, own, n, first, end, x.pages_max)
+    return _lowest_fit(x, own, n, first, end, x.pages_max) if n > 1 else FRT_NONE
 
 
 cdef uint32_t _highest_run(frt_ctx *x) noexcept nogil:
     """The free run with the highest address among the first ones of all bins, or FRT_NONE."""
     cdef uint32_t page, best = FRT_NONE
     cdef int left
-    for b in range(<int>FRT_BINS):
-        page, left = x.sb.bin_head[b], 8
+    for b in range(frt_log2(x.pages_max) + 1):
+        page, left = x.sb.bin_head[b], 2
         while page < x.pages_max and left:
             if best == FRT_NONE or page > best:
                 best = page
