@@ -62,7 +62,7 @@ class Load:
 
     def largest(self) -> float:
         """The largest free piece as a share of all free memory."""
-        runs = [nbytes for _, nbytes in arena.free_runs(self.client)]
+        runs = [nbytes for _, nbytes in spill.free_runs(self.client)]
         return max(runs) / sum(runs)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ def oldest(client: clients.Client, wanted: int) -> list[victims.Candidate]:
 
 def cheapest(client: clients.Client, wanted: int) -> list[victims.Candidate]:
     """Choose as the daemon does."""
-    return victims.choose(spill.candidates(client), arena.free_runs(client), wanted, STORE) or []
+    return victims.choose(spill.candidates(client), spill.free_runs(client), wanted, STORE) or []
 
 
 def spilling(seed: int, choice: Choice) -> tuple[float, int]:

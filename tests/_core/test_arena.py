@@ -219,7 +219,7 @@ def test_free_runs_are_what_a_model_of_the_memory_says(make_node, seed):
             except ObjectStoreFullError:
                 held.pop(rng.randrange(len(held)))
         if step % 10 == 0:
-            runs = arena.free_runs(client)
+            runs = spill.free_runs(client)
             blocks = [(row[4], row[1]) for row in spill.candidates(client)]
             pieces = sorted(runs + blocks)
             assert all(one[0] + one[1] <= two[0] for one, two in pairwise(pieces)), "memory is given twice"
@@ -234,14 +234,14 @@ def test_small_values_lie_at_the_low_end_and_then_at_the_high_end(make_node):
     node = make_node(store_bytes=16 << 20)
     client = node.client
     assert arena.grow(client)
-    start = arena.free_runs(client)[0][0]
+    start = spill.free_runs(client)[0][0]
     large = [node.put(1 << 20) for _ in range(3)]
     small = [node.put(16_000) for _ in range(16)]
     places = [address(client, ref) - address(client, small[0]) for ref in small]
     assert places == [k * node.PAGE for k in range(16)]
-    assert arena.free_runs(client)[0][0] == start + (3 << 20) + 16 * node.PAGE
+    assert spill.free_runs(client)[0][0] == start + (3 << 20) + 16 * node.PAGE
     small += [node.put(16_000) for _ in range(16)]
     large += [node.put(12 << 20)]
-    assert [nbytes for _, nbytes in arena.free_runs(client)] == [32 * node.PAGE]
+    assert [nbytes for _, nbytes in spill.free_runs(client)] == [32 * node.PAGE]
     del large
-    assert max(nbytes for _, nbytes in arena.free_runs(client)) >= 15 << 20
+    assert max(nbytes for _, nbytes in spill.free_runs(client)) >= 15 << 20

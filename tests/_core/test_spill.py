@@ -294,6 +294,7 @@ def test_call_with_a_closed_client_is_refused(node, client):
         lambda: spill.begin(other, index, objref),
         lambda: spill.begin_restore(other, index, objref),
         lambda: spill.candidates(other),
+        lambda: spill.free_runs(other),
         lambda: spill.commit(other, index),
         lambda: spill.configure(other, "/tmp"),
         lambda: spill.directory(other),

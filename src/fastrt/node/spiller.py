@@ -102,7 +102,7 @@ class Spiller:
         client that asks again while the bytes in use are the same could not use them.
         """
         used, _, store_bytes = arena.room(self._client)
-        chosen = victims.choose(spill.candidates(self._client), arena.free_runs(self._client), wanted, store_bytes)
+        chosen = victims.choose(spill.candidates(self._client), spill.free_runs(self._client), wanted, store_bytes)
         if chosen:
             return chosen, 0
         before, self._found = self._found, (wanted, used)

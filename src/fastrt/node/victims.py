@@ -48,7 +48,7 @@ def choose(
 
     Args:
         candidates: from `spill.candidates`, least recently used first.
-        free: from `arena.free_runs`.
+        free: from `spill.free_runs`.
         wanted: bytes.
         store_bytes: size of the store.
     Returns:

@@ -544,27 +544,6 @@ def room(Client client):
             <uint64_t>x.pages_max << FRT_PAGE_SHIFT)
 
 
-def free_runs(Client client):
-    """List the free runs of the committed memory: (offset, bytes), by address.
-
-    It takes no lock: while other clients allocate, some runs may be missing or wrong.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef uint32_t n, page = 0
-    cdef uint64_t word
-    cdef list found = []
-    client.ensure()
-    while page < frt_pages(x):
-        word = a64_load_acq(x.pages + page)
-        n = _pages_of(word)
-        if n == 0 or n > frt_pages(x) - page:
-            n = 1  # a run that was just joined with the one before it
-        elif word >> 56 == <uint64_t>FRT_PAGE_FREE:
-            found.append((x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT), <uint64_t>n << FRT_PAGE_SHIFT))
-        page += n
-    return found
-
-
 def grow(Client client):
     """Commit up to 64 MiB more of the payload region. False when it is complete or /dev/shm is full."""
     cdef frt_ctx *x = &client.x

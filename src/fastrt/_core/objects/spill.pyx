@@ -122,6 +122,27 @@ def candidates(Client client):
     return rows
 
 
+def free_runs(Client client):
+    """List the free pieces of the committed memory: (offset, bytes), by address.
+
+    It takes no lock: while other clients allocate, some runs may be missing or wrong.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t n, page = 0
+    cdef uint64_t word
+    cdef list found = []
+    client.ensure()
+    while page < frt_pages(x):
+        word = a64_load_acq(x.pages + page)
+        n = <uint32_t>word
+        if n == 0 or n > frt_pages(x) - page:
+            n = 1  # a run that was just joined with the one before it
+        elif word >> 56 == <uint64_t>FRT_PAGE_FREE:
+            found.append((x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT), <uint64_t>n << FRT_PAGE_SHIFT))
+        page += n
+    return found
+
+
 def begin(Client client, uint32_t i, uint64_t objref):
     """Begin to spill an entry.
 
