@@ -129,7 +129,7 @@ def test_large_values_leave_one_piece_behind(fragmentation):
 
 
 def test_room_in_one_piece_costs_less_than_the_value(fragmentation):
-    """3.5 MiB for a value of 12 MiB, and 11 MiB when the oldest values go first."""
+    """3.4 MiB for a value of 12 MiB, and 11 MiB when the oldest values go first."""
     found = [fragmentation.spilling(seed, fragmentation.cheapest) for seed in range(3)]
     other = [fragmentation.spilling(seed, fragmentation.oldest) for seed in range(3)]
     assert [refused for _, refused in found] == [0, 0, 0]
