@@ -54,8 +54,8 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.go_first, self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel, self.wait,
-                self.watch, self.act, self.stream, self.queue, self.map, self.spill, self.record, self.bury,
+                self.go_first, self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel,
+                self.wait, self.watch, self.act, self.stream, self.queue, self.map, self.spill, self.record, self.bury,
                 self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
