@@ -220,7 +220,7 @@ def test_free_runs_are_what_a_model_of_the_memory_says(make_node, seed):
                 held.pop(rng.randrange(len(held)))
         if step % 10 == 0:
             runs = spill.free_runs(client)
-            blocks = [(row[4], row[1]) for row in spill.candidates(client)]
+            blocks = [(row[2], row[1]) for row in spill.candidates(client)]
             pieces = sorted(runs + blocks)
             assert all(one[0] + one[1] <= two[0] for one, two in pairwise(pieces)), "memory is given twice"
             assert all(one[0] + one[1] < two[0] for one, two in pairwise(runs)), "neighbours were not joined"

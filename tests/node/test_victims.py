@@ -21,7 +21,7 @@ def layout(*parts: tuple[str, int, int]) -> tuple[list[Candidate], list[tuple[in
     candidates, free, at = [], [], 1 << 20
     for index, (what, pages, used) in enumerate(parts):
         if what == VALUE:
-            candidates.append(Candidate(used, pages * PAGE, index, 100 + index, at))
+            candidates.append(Candidate(used, pages * PAGE, at, index, 100 + index))
         elif what == FREE:
             free.append((at, pages * PAGE))
         at += pages * PAGE

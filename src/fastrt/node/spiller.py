@@ -75,7 +75,7 @@ class Spiller:
         """One round: spill values so that `wanted` bytes are free in one piece, if that is possible."""
         trouble = ""
         chosen, freed = self._choose(wanted)
-        for _, _, index, objref, _ in chosen:
+        for *_, index, objref in chosen:
             copy = remote.drop_copy(self._client, index, objref)
             if copy:
                 freed += copy

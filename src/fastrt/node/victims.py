@@ -24,9 +24,9 @@ class Candidate(NamedTuple):
 
     used: int
     nbytes: int
+    offset: int
     entry: int
     objref: int
-    offset: int
 
 
 class Piece(NamedTuple):

@@ -104,7 +104,7 @@ def candidates(Client client):
     """List the values that could be spilled now, least recently used first.
 
     Returns:
-        (last use, block bytes, index, objref, block offset) of each; copies of remote values, which are dropped and
+        (last use, block bytes, block offset, index, objref) of each; copies of remote values, which are dropped and
         not written, have the last use -1.
     """
     cdef frt_ctx *x = &client.x
@@ -117,7 +117,7 @@ def candidates(Client client):
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
             used = -1 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used
-            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref, entry.offset))
+            rows.append((used, arena_block_bytes(x, entry.offset), entry.offset, i, entry.objref))
     rows.sort()
     return rows
 
