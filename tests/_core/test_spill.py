@@ -64,7 +64,7 @@ def test_candidates_are_what_has_not_been_used_for_longest(node, client, functio
     handles.read(client, refs[0])
     spill.tick(client)
     handles.read(client, refs[2])
-    assert [row[2] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
+    assert [row[3] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
     del small, box, pin
 
 
@@ -274,7 +274,7 @@ good
                 if spill.commit(client, ref.index):
                     rounds += 1
                     restore(client, ref)
-        for _, _, index, objref in spill.candidates(client):
+        for *_, index, objref in spill.candidates(client):
             if objref not in files:  # the peers' own, which go at any moment
                 data = spill.begin(client, index, objref)
                 if data is not None:
@@ -294,6 +294,7 @@ def test_call_with_a_closed_client_is_refused(node, client):
         lambda: spill.begin(other, index, objref),
         lambda: spill.begin_restore(other, index, objref),
         lambda: spill.candidates(other),
+        lambda: spill.free_runs(other),
         lambda: spill.commit(other, index),
         lambda: spill.configure(other, "/tmp"),
         lambda: spill.directory(other),

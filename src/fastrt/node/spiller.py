@@ -1,4 +1,4 @@
-"""Spilling: values that have not been used for long go to files, and are restored when they are read.
+"""Spilling: values that have not been used for long go to files, and are restored when they are read. See `victims`.
 
 A thread does the work, so that no disk holds up the daemon, and only on request: a client that finds the store full
 asks for room, a client that reads a spilled value asks for the value. Copies of values that other nodes keep are
@@ -13,11 +13,12 @@ import sys
 import threading
 from pathlib import Path
 
-from fastrt._core.memory import trace
+from fastrt._core.memory import arena, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import remote, spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
+from fastrt.node import victims
 from fastrt.store.spill_files import SpillFiles
 
 
@@ -36,6 +37,7 @@ class Spiller:
         self._files = SpillFiles(directory, key_folder)
         self._files.make_key()
         self._orders: queue.SimpleQueue[tuple[str, int, int] | None] = queue.SimpleQueue()
+        self._found = (0, 0)  # bytes wanted and bytes in use at the last round that had nothing to do
         spill.configure(client, str(directory), falls_back)
         self._thread = threading.Thread(target=self._run, name="fastrt-spiller", daemon=True)
         self._thread.start()
@@ -70,11 +72,10 @@ class Spiller:
                 return
 
     def _spill(self, wanted: int) -> int:
-        """One round: least recently used values first, until `wanted` bytes are free or nothing is left."""
-        freed, trouble = 0, ""
-        for _, _, index, objref in spill.candidates(self._client):
-            if freed >= wanted and freed:
-                break
+        """One round: spill values so that `wanted` bytes are free in one piece, if that is possible."""
+        trouble = ""
+        chosen, freed = self._choose(wanted)
+        for *_, index, objref in chosen:
             copy = remote.drop_copy(self._client, index, objref)
             if copy:
                 freed += copy
@@ -93,6 +94,19 @@ class Spiller:
             freed += spill.commit(self._client, index)
         spill.end_round(self._client, freed, trouble)
         return freed
+
+    def _choose(self, wanted: int) -> tuple[list[victims.Candidate], int]:
+        """Choose the values to spill; return them, and the bytes that are free in one piece already.
+
+        Those are for another client that waits for room, or were freed after the order. They are reported once: a
+        client that asks again while the bytes in use are the same could not use them.
+        """
+        used, _, store_bytes = arena.room(self._client)
+        chosen = victims.choose(spill.candidates(self._client), spill.free_runs(self._client), wanted, store_bytes)
+        if chosen:
+            return chosen, 0
+        before, self._found = self._found, (wanted, used)
+        return [], max(wanted, 1) if chosen is not None and before != self._found else 0
 
     def _restore(self, index: int, objref: int) -> None:
         try:

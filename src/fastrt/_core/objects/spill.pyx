@@ -103,7 +103,12 @@ def falls_back(Client client):
 
 
 def candidates(Client client):
-    """List the values that could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    """List the values that could be spilled now, least recently used first.
+
+    Returns:
+        (last use, block bytes, block offset, index, objref) of each; copies of remote values, which are dropped and
+        not written, have the last use -1.
+    """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint32_t i
@@ -113,10 +118,31 @@ def candidates(Client client):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
-            used = 0 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used  # a copy goes first
-            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref))
+            used = -1 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used
+            rows.append((used, arena_block_bytes(x, entry.offset), entry.offset, i, entry.objref))
     rows.sort()
     return rows
+
+
+def free_runs(Client client):
+    """List the free pieces of the committed memory: (offset, bytes), by address.
+
+    It takes no lock: while other clients allocate, some runs may be missing or wrong.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t n, page = 0
+    cdef uint64_t word
+    cdef list found = []
+    client.ensure()
+    while page < frt_pages(x):
+        word = a64_load_acq(x.pages + page)
+        n = <uint32_t>word
+        if n == 0 or n > frt_pages(x) - page:
+            n = 1  # a run that was just joined with the one before it
+        elif word >> 56 == <uint64_t>FRT_PAGE_FREE:
+            found.append((x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT), <uint64_t>n << FRT_PAGE_SHIFT))
+        page += n
+    return found
 
 
 def begin(Client client, uint32_t i, uint64_t objref):
