@@ -160,6 +160,7 @@ wrong_result: ObjectRef[str] = add.remote(1, 2)  # wrong: type of the result
 wrong_value: str = fastrt.get(add.remote(1, 2))  # wrong: type of the result
 fastrt.get(add.remote(1, 2)).upper()  # wrong: type of the result
 add.remotely(1, 2)  # wrong: no such method
+fastrt.remotely(len)  # wrong: no such name
 
 # ---- generators ----
 
