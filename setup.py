@@ -221,7 +221,7 @@ def build_facts() -> dict[str, object]:
 
 
 def bill_of_materials(name: str, version: str, requirements: list[str]) -> dict[str, object]:
-    """Describe a wheel in CycloneDX 1.6: its parts that other projects wrote, and what is installed with it.
+    """Describe a wheel in CycloneDX 1.6: its parts from other projects, and the packages beside it.
 
     Parts are in the wheel: Cython writes code of its own into every compiled module, and the descriptor sets hold
     Protobuf's well-known types. Packages that pip installs beside the wheel have the scope "excluded" and no version:
