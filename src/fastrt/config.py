@@ -395,7 +395,7 @@ def _variable(name: str) -> str:
 
 def _default(name: str, values: Mapping[str, Any]) -> Any:
     """Return a setting's default; `values` are those of the settings before it."""
-    if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+    if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return _dense(values.get("num_workers", 1))
     return _SETTINGS[name].default()
 
