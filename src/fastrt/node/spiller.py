@@ -1,9 +1,12 @@
 """Spilling: values that have not been used for long go to files, and are restored when they are read.
 
-A thread does the work, so that no disk holds up the daemon, and only on request: a client that finds the store full
-asks for room, a client that reads a spilled value asks for the value. Copies of values that other nodes keep are
-dropped before others are spilled. A file is removed when its value is back in
-memory or no longer referenced; `spill_files` protects its contents.
+Threads do the work, so that no disk holds up the daemon, and mostly on request: a client that finds the store full
+asks for room, a client that reads a spilled value asks for the value. One thread decides (`SpillPlan`), two write and
+two read: the disk is busy while a value is authenticated. Copies of values that other nodes keep are dropped before
+others are spilled. `spill_files` protects the contents of the files.
+
+The file of a restored value stays while the disk has room. When the value is spilled again it is there already. A file
+is removed with its value.
 """
 
 from __future__ import annotations
@@ -11,14 +14,24 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from fastrt._core.memory import trace
+from fastrt._core.memory import arena, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import remote, spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
-from fastrt.store.spill_files import SpillFiles
+from fastrt.node.spill_plan import SpillPlan
+from fastrt.store.spill_files import Identity, SpillFiles
+
+_THREADS = 2  # that write, and as many that read: more are not faster
+_AT_ONCE = 2 * _THREADS  # a thread finds the next value when it is ready
+_LOOK_S = 0.005  # between two looks whether to spill ahead
+_CANDIDATES_S = 0.05  # a list of candidates is used for so long: to make one, all entries are read
+_KEPT_MAX = 10_000  # files of restored values
 
 
 class Spiller:
@@ -35,91 +48,220 @@ class Spiller:
         self._client = client
         self._files = SpillFiles(directory, key_folder)
         self._files.make_key()
-        self._orders: queue.SimpleQueue[tuple[str, int, int] | None] = queue.SimpleQueue()
         spill.configure(client, str(directory), falls_back)
-        self._thread = threading.Thread(target=self._run, name="fastrt-spiller", daemon=True)
+        self._plan = SpillPlan(arena.room(client)[2], _AT_ONCE)
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._victims: Iterator[tuple[int, int, int, int]] = iter(())
+        self._listed_at = float("-inf")
+        self._stalled: list[tuple[int, int]] = []  # restores that wait for the end of a round
+        self._kept: dict[int, Identity] = {}  # files of values that are in memory again
+        self._busy: set[int] = set()  # values whose files are being written, read or removed
+        self._free_again = threading.Condition()  # protects `_busy` and `_kept`
+        self._writers = _Threads("fastrt-spiller", self._stop)
+        self._readers = _Threads("fastrt-restorer", self._stop)
+        self._thread = threading.Thread(target=self._run, name="fastrt-spills", daemon=True)
         self._thread.start()
 
     def make_room(self, nbytes: int) -> None:
         """Free at least `nbytes` of memory if possible; the end of the round wakes all clients that wait for it."""
-        self._orders.put(("room", nbytes, 0))
+        self._events.put(lambda: self._plan.ask(nbytes, time.monotonic()))
 
     def restore(self, index: int, objref: int) -> None:
         """Read a spilled value back, and wake the processes that wait for it."""
-        self._orders.put(("restore", index, objref))
+        self._readers.put(lambda: self._restore(index, objref))
 
     def close(self) -> None:
-        """End the thread after its current order, and remove all files."""
-        self._orders.put(None)
+        """End the threads after their current values, and remove all files."""
+        self._events.put(None)
         self._thread.join()
+        self._writers.join()
+        self._readers.join()
         self._files.remove_all()
 
-    def _run(self) -> None:
-        while True:
-            order = self._orders.get()
-            if order is None:
-                return
-            what, first, second = order
-            try:
-                if what == "room":
-                    self._spill(first)
-                else:
-                    self._restore(first, second)
-            except FastrtError as exc:  # the arena is closed or poisoned, which its clients notice themselves
-                sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
-                return
+    def _stop(self, exc: FastrtError) -> None:
+        """End the deciding thread: the arena is closed or poisoned, which its clients notice themselves."""
+        sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
+        self._events.put(None)
 
-    def _spill(self, wanted: int) -> int:
-        """One round: least recently used values first, until `wanted` bytes are free or nothing is left."""
-        freed, trouble = 0, ""
-        for _, _, index, objref in spill.candidates(self._client):
-            if freed >= wanted and freed:
-                break
+    # ---- the thread that decides ----
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    event = self._events.get(timeout=_LOOK_S if self._plan.is_pressed(time.monotonic()) else None)
+                except queue.Empty:
+                    event = _nothing
+                if event is None:
+                    return
+                event()
+                self._advance()
+        except FastrtError as exc:
+            sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
+
+    def _advance(self) -> None:
+        """Begin to spill as many values as the plan wants, and end the round if that is due."""
+        exhausted = False
+        while not exhausted and self._plan.wants(self._free(), time.monotonic()):
+            exhausted = not self._begin_one()
+        ended = self._plan.end_round(exhausted)
+        if ended is None:
+            return
+        spill.end_round(self._client, *ended)
+        stalled, self._stalled = self._stalled, []
+        for index, objref in stalled if ended[0] else ():
+            self.restore(index, objref)
+
+    def _free(self) -> int:
+        used, _, most = arena.room(self._client)
+        return most - used
+
+    def _begin_one(self) -> bool:
+        """Begin to spill the least recently used value that can be spilled; return whether there is one."""
+        for index, objref in self._candidates():
             copy = remote.drop_copy(self._client, index, objref)
             if copy:
-                freed += copy
-                continue
-            data = spill.begin(self._client, index, objref)
-            if data is None:
-                continue
-            try:
-                self._write(objref, memoryview(data))
-            except (OSError, UnsafeFolderError) as exc:
-                spill.give_up(self._client, index)
-                trouble = str(exc)
-                break
-            finally:
-                del data
-            freed += spill.commit(self._client, index)
-        spill.end_round(self._client, freed, trouble)
-        return freed
+                self._plan.dropped(copy)
+                return True
+            with self._free_again:
+                if objref in self._busy:
+                    continue
+                data = spill.begin(self._client, index, objref)
+                if data is None:
+                    continue
+                self._busy.add(objref)
+            view = memoryview(data)
+            del data
+            self._plan.begun(view.nbytes)
+            self._writers.put(partial(self._spill, index, objref, view))
+            return True
+        return False
+
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        """Yield the values that may be spilled: the rest of the last list if it is new, then those of a new list."""
+        for is_new in (False, True):
+            if is_new or time.monotonic() - self._listed_at > _CANDIDATES_S:
+                self._victims = iter(spill.candidates(self._client))
+                self._listed_at = time.monotonic()
+            for *_, index, objref in self._victims:
+                yield index, objref
+
+    # ---- the threads that write ----
+
+    def _spill(self, index: int, objref: int, data: memoryview) -> None:
+        """Write a value's file, free its memory, and report it."""
+        nbytes, freed, trouble = data.nbytes, 0, ""
+        try:
+            self._write(objref, data)
+        except (OSError, UnsafeFolderError) as exc:
+            spill.give_up(self._client, index)
+            trouble = str(exc)
+        else:
+            freed = spill.commit(self._client, index)
+        finally:
+            data.release()
+            self._release(objref)
+        self._events.put(lambda: self._plan.ended(nbytes, freed, trouble, time.monotonic()))
+
+    def _write(self, objref: int, data: memoryview) -> None:
+        with self._free_again:
+            kept = self._kept.pop(objref, None)
+        if kept is not None and self._files.identity(objref) == kept:
+            return
+        traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(data)))
+        try:
+            self._files.write(objref, data)
+        finally:
+            trace.end(self._client, traced)
+
+    def _release(self, objref: int) -> None:
+        with self._free_again:
+            self._busy.discard(objref)
+            self._free_again.notify_all()
+
+    # ---- the threads that read ----
 
     def _restore(self, index: int, objref: int) -> None:
+        with self._free_again:
+            self._free_again.wait_for(lambda: objref not in self._busy)
+            self._busy.add(objref)
+        try:
+            self._restore_one(index, objref)
+        finally:
+            self._release(objref)
+
+    def _restore_one(self, index: int, objref: int) -> None:
         try:
             room = spill.begin_restore(self._client, index, objref)
         except ObjectStoreFullError:
-            if spill.falls_back(self._client):
-                return  # spilling another value for this one would cost more than to map its file
-            if self._spill(spill.size(self._client, index)):
-                self._orders.put(("restore", index, objref))
+            if not spill.falls_back(self._client):  # else: to spill another value costs more than to map this file
+                self._events.put(lambda: self._make_room_for(index, objref))
             return
         if room is None:
             return  # done already, or no longer wanted
-        traced = trace.begin(self._client, trace.RESTORE, objref, trace.kib(memoryview(room).nbytes))
+        view = memoryview(room)
+        traced = trace.begin(self._client, trace.RESTORE, objref, trace.kib(view.nbytes))
         try:
-            self._files.read(objref, memoryview(room))
+            self._files.read(objref, view)
         except (OSError, ValueError, UnsafeFolderError) as exc:
             sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
             spill.finish_restore(self._client, index, False)
             return
         finally:
             trace.end(self._client, traced)
+        kept = self._files.identity(objref) if self._files.may_keep() else None
         spill.finish_restore(self._client, index, True)
-        self._files.remove(objref)
+        if kept is None:
+            self._files.remove(objref)
+            return
+        with self._free_again:
+            self._kept[objref] = kept
+            if len(self._kept) > _KEPT_MAX:  # most of them belong to values that are no more
+                self._kept = {name: old for name, old in self._kept.items() if self._files.identity(name) == old}
 
-    def _write(self, objref: int, data: memoryview) -> None:
-        traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(data)))
-        try:
-            self._files.write(objref, data)
-        finally:
-            trace.end(self._client, traced)
+    def _make_room_for(self, index: int, objref: int) -> None:
+        self._stalled.append((index, objref))
+        self._plan.ask(spill.size(self._client, index), time.monotonic())
+
+
+class _Threads:
+    """Threads that carry out jobs in the order they come; started with the first job.
+
+    Args:
+        name: of the threads.
+        stop: called with an error of the core.
+    """
+
+    def __init__(self, name: str, stop: Callable[[FastrtError], None]) -> None:
+        self._name, self._stop = name, stop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Have a thread carry out a job."""
+        self._jobs.put(job)
+        while len(self._threads) < _THREADS:
+            self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
+            self._threads[-1].start()
+
+    def join(self) -> None:
+        """End the threads after the jobs that are there."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                job()
+            except FastrtError as exc:
+                self._stop(exc)
+                return
+
+
+def _nothing() -> None:
+    """A moment without an event."""
