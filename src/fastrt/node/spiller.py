@@ -5,6 +5,9 @@ asks for room, a client that reads a spilled value asks for the value. One threa
 two read: the disk is busy while a value is authenticated. Copies of values that other nodes keep are dropped before
 others are spilled. `spill_files` protects the contents of the files.
 
+While tasks are queued, the spilled arguments of the next ones are brought back before a worker takes them
+(`RestoreAhead`).
+
 The file of a restored value stays while the disk has room. When the value is spilled again it is there already. A file
 is removed with its value.
 """
@@ -22,14 +25,18 @@ from pathlib import Path
 from fastrt._core.memory import arena, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import remote, spill
+from fastrt._core.tasks import tasks
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
+from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.node.spill_plan import SpillPlan
 from fastrt.store.spill_files import Identity, SpillFiles
 
 _THREADS = 2  # that write, and as many that read: more are not faster
 _AT_ONCE = 2 * _THREADS  # a thread finds the next value when it is ready
 _LOOK_S = 0.005  # between two looks whether to spill ahead
+_AHEAD_LOOK_S = 0.02  # between two looks at the queue, while tasks are in it and values in files
+_TASKS_AHEAD = 8
 _CANDIDATES_S = 0.05  # a list of candidates is used for so long: to make one, all entries are read
 _KEPT_MAX = 10_000  # files of restored values
 
@@ -50,6 +57,9 @@ class Spiller:
         self._files.make_key()
         spill.configure(client, str(directory), falls_back)
         self._plan = SpillPlan(arena.room(client)[2], _AT_ONCE)
+        self._ahead = RestoreAhead(arena.room(client)[2])
+        self._looked_at = float("-inf")
+        self._watches_queue = False  # only its own thread sets this to False
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._victims: Iterator[tuple[int, int, int, int]] = iter(())
         self._listed_at = float("-inf")
@@ -70,6 +80,11 @@ class Spiller:
         """Read a spilled value back, and wake the processes that wait for it."""
         self._readers.put(lambda: self._restore(index, objref))
 
+    def look_ahead(self) -> None:
+        """Watch the queue while tasks are in it; a call costs next to nothing if there are no spilled values."""
+        if not self._watches_queue and self._has_work_ahead():
+            self._events.put(self._watch_queue)
+
     def close(self) -> None:
         """End the threads after their current values, and remove all files."""
         self._events.put(None)
@@ -89,15 +104,22 @@ class Spiller:
         try:
             while True:
                 try:
-                    event = self._events.get(timeout=_LOOK_S if self._plan.is_pressed(time.monotonic()) else None)
+                    event = self._events.get(timeout=self._patience_s())
                 except queue.Empty:
                     event = _nothing
                 if event is None:
                     return
                 event()
                 self._advance()
+                if self._watches_queue:
+                    self._restore_ahead()
         except FastrtError as exc:
             sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
+
+    def _patience_s(self) -> float | None:
+        if self._plan.is_pressed(time.monotonic()):
+            return _LOOK_S
+        return _AHEAD_LOOK_S if self._watches_queue else None
 
     def _advance(self) -> None:
         """Begin to spill as many values as the plan wants, and end the round if that is due."""
@@ -111,6 +133,27 @@ class Spiller:
         stalled, self._stalled = self._stalled, []
         for index, objref in stalled if ended[0] else ():
             self.restore(index, objref)
+
+    def _watch_queue(self) -> None:
+        self._watches_queue = True
+
+    def _has_work_ahead(self) -> bool:
+        totals = spill.totals(self._client)
+        return totals["spilled_objects"] + totals["mapped_objects"] > 0 and tasks.queued(self._client) > 0
+
+    def _restore_ahead(self) -> None:
+        """Bring the spilled arguments of the next tasks closer."""
+        now = time.monotonic()
+        if now - self._looked_at < _AHEAD_LOOK_S:
+            return
+        self._looked_at = now
+        self._watches_queue = self._has_work_ahead()
+        wanted = spill.wanted_next(self._client, _TASKS_AHEAD)
+        for step in self._ahead.decide(wanted, self._free(), self._plan.is_pressed(now)):
+            if step.restores:
+                self._readers.put(partial(self._restore, step.index, step.objref, True))
+            else:
+                self._readers.put(partial(self._files.read_ahead, step.objref))
 
     def _free(self) -> int:
         used, _, most = arena.room(self._client)
@@ -181,20 +224,21 @@ class Spiller:
 
     # ---- the threads that read ----
 
-    def _restore(self, index: int, objref: int) -> None:
+    def _restore(self, index: int, objref: int, is_ahead: bool = False) -> None:
         with self._free_again:
             self._free_again.wait_for(lambda: objref not in self._busy)
             self._busy.add(objref)
         try:
-            self._restore_one(index, objref)
+            self._restore_one(index, objref, is_ahead)
         finally:
             self._release(objref)
 
-    def _restore_one(self, index: int, objref: int) -> None:
+    def _restore_one(self, index: int, objref: int, is_ahead: bool) -> None:
         try:
             room = spill.begin_restore(self._client, index, objref)
         except ObjectStoreFullError:
-            if not spill.falls_back(self._client):  # else: to spill another value costs more than to map this file
+            # With fallback memory, to spill another value costs more than to map this file.
+            if not is_ahead and not spill.falls_back(self._client):
                 self._events.put(lambda: self._make_room_for(index, objref))
             return
         if room is None:

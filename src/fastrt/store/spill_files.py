@@ -143,6 +143,16 @@ class SpillFiles:
         finally:
             os.close(fd)
 
+    def read_ahead(self, objref: int) -> None:
+        """Have the kernel read a value's file into the page cache, if it can."""
+        with suppress(OSError, UnsafeFolderError):
+            self._check_folder()
+            fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
+
     def open_writer(self, writer: FileWriter | FileFill) -> None:
         """Create the file of a value that is to be written through a mapping, and map it.
 
