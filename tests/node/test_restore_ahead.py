@@ -1,7 +1,7 @@
 """What is restored ahead: the decision alone, and a session whose only worker is busy."""
 
 import random
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,7 @@ def put_arrays(first: int, count: int) -> list[fastrt.ObjectRef]:
 def gate(started: Path, end: Path) -> None:
     started.touch()
     while not end.exists():
-        time.sleep(0.005)
+        threading.Event().wait(0.005)
 
 
 @fastrt.remote

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _FREE_SHARE = 8  # of the store: what stays free for new values
-_CACHE_SHARE = 4  # of the store: what is read into the page cache ahead
+_CACHE_SHARE = 4  # of the store: the most that the page cache gets
 
 
 class Step(NamedTuple):
     """A value to bring closer: `restores` into memory, else into the page cache."""
 
-    index: int
+    entry: int
     objref: int
     restores: bool
 

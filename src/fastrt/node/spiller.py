@@ -151,7 +151,7 @@ class Spiller:
         wanted = spill.wanted_next(self._client, _TASKS_AHEAD)
         for step in self._ahead.decide(wanted, self._free(), self._plan.is_pressed(now)):
             if step.restores:
-                self._readers.put(partial(self._restore, step.index, step.objref, True))
+                self._readers.put(partial(self._restore, step.entry, step.objref, True))
             else:
                 self._readers.put(partial(self._files.read_ahead, step.objref))
 
