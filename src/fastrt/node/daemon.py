@@ -127,7 +127,7 @@ class Daemon:
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(
-            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback
+            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback, config.spill_url
         )
         self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())

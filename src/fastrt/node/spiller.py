@@ -31,9 +31,11 @@ from fastrt.folders import UnsafeFolderError
 from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.node.spill_plan import SpillPlan
 from fastrt.store.spill_files import Identity, SpillFiles
+from fastrt.store.spill_storage import ObjectStorage
 
 _THREADS = 2  # that write, and as many that read: more are not faster
-_AT_ONCE = 2 * _THREADS  # a thread finds the next value when it is ready
+_STORAGE_THREADS = 8  # the same for object storage, which is far away
+_SWEEP_S = 2.0  # between two looks for objects of values that are no more
 _LOOK_S = 0.005  # between two looks whether to spill ahead
 _AHEAD_LOOK_S = 0.02  # between two looks at the queue, while tasks are in it and values in files
 _TASKS_AHEAD = 8
@@ -49,14 +51,18 @@ class Spiller:
         directory: for this session's files; made when it is needed, removed by `close`.
         key_folder: a private folder of the session.
         falls_back: whether a value that finds no room stays in its file, which its readers map.
+        url: of object storage for spilled values; "": they are in the files.
     """
 
-    def __init__(self, client: Client, directory: Path, key_folder: Path, falls_back: bool) -> None:
+    def __init__(self, client: Client, directory: Path, key_folder: Path, falls_back: bool, url: str = "") -> None:
         self._client = client
-        self._files = SpillFiles(directory, key_folder)
+        storage = ObjectStorage(url, client.segment.session) if url else None
+        self._files = SpillFiles(directory, key_folder, storage)
+        self._is_stored, self._swept_at = storage is not None, time.monotonic()
+        threads = _STORAGE_THREADS if storage is not None else _THREADS
         self._files.make_key()
         spill.configure(client, str(directory), falls_back)
-        self._plan = SpillPlan(arena.room(client)[2], _AT_ONCE)
+        self._plan = SpillPlan(arena.room(client)[2], 2 * threads)  # a thread finds the next value when it is ready
         self._ahead = RestoreAhead(arena.room(client)[2])
         self._looked_at = float("-inf")
         self._watches_queue = False  # only its own thread sets this to False
@@ -67,8 +73,8 @@ class Spiller:
         self._kept: dict[int, Identity] = {}  # files of values that are in memory again
         self._busy: set[int] = set()  # values whose files are being written, read or removed
         self._free_again = threading.Condition()  # protects `_busy` and `_kept`
-        self._writers = _Threads("fastrt-spiller", self._stop)
-        self._readers = _Threads("fastrt-restorer", self._stop)
+        self._writers = _Threads("fastrt-spiller", threads, self._stop)
+        self._readers = _Threads("fastrt-restorer", threads, self._stop)
         self._thread = threading.Thread(target=self._run, name="fastrt-spills", daemon=True)
         self._thread.start()
 
@@ -82,6 +88,9 @@ class Spiller:
 
     def look_ahead(self) -> None:
         """Watch the queue while tasks are in it; a call costs next to nothing if there are no spilled values."""
+        if self._is_stored and time.monotonic() - self._swept_at > _SWEEP_S:
+            self._swept_at = time.monotonic()
+            self._readers.put(self._files.sweep_storage)
         if not self._watches_queue and self._has_work_ahead():
             self._events.put(self._watch_queue)
 
@@ -153,7 +162,7 @@ class Spiller:
             if step.restores:
                 self._readers.put(partial(self._restore, step.entry, step.objref, True))
             else:
-                self._readers.put(partial(self._files.read_ahead, step.objref))
+                self._readers.put(partial(self._read_ahead, step.entry, step.objref))
 
     def _free(self) -> int:
         used, _, most = arena.room(self._client)
@@ -238,7 +247,9 @@ class Spiller:
             room = spill.begin_restore(self._client, index, objref)
         except ObjectStoreFullError:
             # With fallback memory, to spill another value costs more than to map this file.
-            if not is_ahead and not spill.falls_back(self._client):
+            if spill.falls_back(self._client):
+                self._fetch(index, objref)
+            elif not is_ahead:
                 self._events.put(lambda: self._make_room_for(index, objref))
             return
         if room is None:
@@ -263,6 +274,26 @@ class Spiller:
             if len(self._kept) > _KEPT_MAX:  # most of them belong to values that are no more
                 self._kept = {name: old for name, old in self._kept.items() if self._files.identity(name) == old}
 
+    def _fetch(self, index: int, objref: int) -> None:
+        """Have readers find a value in its file, if it is in object storage."""
+        try:
+            if self._is_stored:
+                self._files.fetch(objref, spill.size(self._client, index))
+        except (OSError, ValueError, UnsafeFolderError) as exc:
+            if self._files.is_stored(objref):  # else it was freed meanwhile
+                sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
+                self._files.remove(objref)  # its readers raise ObjectLostError
+
+    def _read_ahead(self, index: int, objref: int) -> None:
+        with self._free_again:
+            if objref in self._busy:
+                return
+            self._busy.add(objref)
+        try:
+            self._files.read_ahead(objref, spill.size(self._client, index))
+        finally:
+            self._release(objref)
+
     def _make_room_for(self, index: int, objref: int) -> None:
         self._stalled.append((index, objref))
         self._plan.ask(spill.size(self._client, index), time.monotonic())
@@ -273,18 +304,19 @@ class _Threads:
 
     Args:
         name: of the threads.
+        count: how many.
         stop: called with an error of the core.
     """
 
-    def __init__(self, name: str, stop: Callable[[FastrtError], None]) -> None:
-        self._name, self._stop = name, stop
+    def __init__(self, name: str, count: int, stop: Callable[[FastrtError], None]) -> None:
+        self._name, self._count, self._stop = name, count, stop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def put(self, job: Callable[[], None]) -> None:
         """Have a thread carry out a job."""
         self._jobs.put(job)
-        while len(self._threads) < _THREADS:
+        while len(self._threads) < self._count:
             self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
             self._threads[-1].start()
 

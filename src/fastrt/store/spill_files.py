@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,11 +37,13 @@ from fastrt.folders import (
     read_private,
     replace_private,
 )
+from fastrt.store.spill_storage import is_stub, stub
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext
 
     from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin, Pages
+    from fastrt.store.spill_storage import ObjectStorage
 
 _HEADER = struct.Struct("<8sQQ12s4060x")  # 4 KiB: direct I/O needs it, and a mapped value begins a page
 _MAGIC = b"fastrtS4"
@@ -56,16 +60,24 @@ _KEEP_SHARE = 0.1  # of the disk that must be free
 Identity = tuple[int, int, int, int]
 
 
+class StoredElsewhereError(OSError):
+    """A value's file is a stub: its bytes are in object storage, from where the daemon fetches them."""
+
+
 class SpillFiles:
     """The files of one session.
 
     Args:
         folder: for the files; made with mode 0700 when the first is written.
         key_folder: a private folder of the session, for the key.
+        storage: where `write` puts values instead; their files are stubs. Only the daemon knows it.
     """
 
-    def __init__(self, folder: Path, key_folder: Path) -> None:
+    def __init__(self, folder: Path, key_folder: Path, storage: ObjectStorage | None = None) -> None:
         self._folder = folder
+        self._storage = storage
+        self._sweeping = threading.Lock()
+        self._stored = self._stubs() if storage is not None else set()  # names that have an object, or had one
         self._key_folder = key_folder
         self._key = b""
         self._is_checked = False
@@ -89,6 +101,9 @@ class SpillFiles:
             UnsafeFolderError: another user can change the folder.
         """
         self.remove(objref)  # a file that a dead daemon has begun
+        if self._storage is not None:
+            self._store(self._storage, objref, data)
+            return
         fd = self._create(objref, os.O_WRONLY)
         try:
             header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
@@ -127,6 +142,9 @@ class SpillFiles:
         fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
         try:
             header = os.pread(fd, _HEADER.size, 0)
+            if is_stub(header):
+                self._load(objref, room)
+                return
             if len(header) != _HEADER.size or _HEADER.unpack(header)[:3] != (_MAGIC, objref, len(room)):
                 raise ValueError("its header is not that of this value")
             mac = self._mac(header)
@@ -143,9 +161,102 @@ class SpillFiles:
         finally:
             os.close(fd)
 
-    def read_ahead(self, objref: int) -> None:
-        """Have the kernel read a value's file into the page cache, if it can."""
+    def _store(self, storage: ObjectStorage, objref: int, data: memoryview) -> None:
+        """Write a value to object storage, and its stub."""
+        header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
+        mac = self._mac(header)
+        _authenticate(mac, data)
+        mac.finalize()
+        name = self.path(objref).name
+        with self._sweeping:
+            self._stored.discard(name)  # without a stub, `sweep_storage` would remove the object
+        try:
+            storage.write(name, (header, data, mac.tag))
+            fd = self._create(objref, os.O_WRONLY)
+            try:
+                _write_all(fd, memoryview(stub(objref, len(data), storage.url)), 0)
+            finally:
+                os.close(fd)
+        finally:
+            self._stored.add(name)
+
+    def _load(self, objref: int, room: memoryview) -> bytes:
+        """Read a value from object storage; return its header."""
+        import hmac  # here: it loads OpenSSL
+
+        if self._storage is None:
+            raise StoredElsewhereError(f"{self.path(objref)} is a stub")
+        name, header, tag = self.path(objref).name, bytearray(_HEADER.size), bytearray(_TAG_BYTES)
+        self._storage.read(name, 0, memoryview(header))
+        if _HEADER.unpack(header)[:3] != (_MAGIC, objref, len(room)):
+            raise ValueError("its header is not that of this value")
+        if self._storage.size(name) != len(header) + len(room) + len(tag):
+            raise ValueError("its object has another size")
+        self._storage.read(name, len(header), room)
+        self._storage.read(name, len(header) + len(room), memoryview(tag))
+        mac = self._mac(bytes(header))
+        _authenticate(mac, room)
+        mac.finalize()
+        if not hmac.compare_digest(bytes(tag), mac.tag):
+            raise ValueError("it is not what this session wrote")
+        return bytes(header) + bytes(tag)
+
+    def fetch(self, objref: int, nbytes: int) -> None:
+        """Fetch a value from object storage into its file, which readers then map; nothing if the file has it already.
+
+        Raises:
+            OSError, UnsafeFolderError, ValueError: as for `read`.
+        """
+        self._check_folder()
+        fd = open_private(self._folder, self.path(objref).name, os.O_RDWR)
+        try:
+            if not is_stub(os.pread(fd, _HEADER.size, 0)):
+                return
+            end = _HEADER.size + nbytes + _TAG_BYTES
+            _reserve(fd, end)
+            with mmap.mmap(fd, end) as pages, memoryview(pages) as whole, whole[_HEADER.size : -_TAG_BYTES] as room:
+                found = self._load(objref, room)
+                whole[-_TAG_BYTES:] = found[_HEADER.size :]
+            _write_all(fd, memoryview(found)[: _HEADER.size], 0)  # last: until now the file is a stub
+        finally:
+            os.close(fd)
+
+    def is_stored(self, objref: int) -> bool:
+        """Whether a value's bytes are in object storage only."""
         with suppress(OSError, UnsafeFolderError):
+            fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
+            try:
+                return is_stub(os.pread(fd, _HEADER.size, 0))
+            finally:
+                os.close(fd)
+        return False
+
+    def sweep_storage(self) -> None:
+        """Remove the objects of values that are no more."""
+        if self._storage is None or not self._stored:
+            return
+        stored = self._stored.copy()
+        try:
+            gone = stored - set(os.listdir(self._folder))
+        except FileNotFoundError:
+            gone = stored
+        for name in gone:
+            with self._sweeping:  # the same name may be written again
+                if name in self._stored and not (self._folder / name).exists():
+                    self._storage.remove([name])
+                    self._stored.discard(name)
+
+    def _stubs(self) -> set[str]:
+        """List the stubs that an earlier daemon has left."""
+        with suppress(OSError):
+            return {name for name in os.listdir(self._folder) if self.is_stored(int(name, 16))}
+        return set()
+
+    def read_ahead(self, objref: int, nbytes: int) -> None:
+        """Have the kernel read a value's file into the page cache, or fetch it from object storage, if possible."""
+        with suppress(OSError, UnsafeFolderError, ValueError):
+            if self._storage is not None:
+                self.fetch(objref, nbytes)
             self._check_folder()
             fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
             try:
@@ -187,6 +298,8 @@ class SpillFiles:
             path = self.path(objref)
             fd = open_private(self._folder, path.name, os.O_RDONLY)
             try:
+                if is_stub(os.pread(fd, _HEADER.size, 0)):
+                    raise StoredElsewhereError(f"{path} is a stub")
                 end = _HEADER.size + nbytes + _TAG_BYTES
                 if os.fstat(fd).st_size != end:
                     raise ValueError(f"it has {os.fstat(fd).st_size} bytes, not {end}")
@@ -239,7 +352,9 @@ class SpillFiles:
         self.path(objref).unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Remove all files and their folder, if it is this user's."""
+        """Remove all files and their folder, if it is this user's, and the objects of the session."""
+        if self._storage is not None and self._stored:
+            self._storage.remove_all()
         with suppress(UnsafeFolderError, OSError):
             if has_private_folder(self._folder, SPILL_FOLDER):
                 shutil.rmtree(self._folder)
