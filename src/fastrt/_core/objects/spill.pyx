@@ -25,6 +25,7 @@ from fastrt._core.memory.arena cimport arena_alloc, arena_block_bytes, arena_fre
 from fastrt._core.memory.clients cimport Client, client_wake
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.queue cimport queue_means
 from fastrt._core.memory.wait cimport wait_nap, wait_news, wait_resident
 from fastrt._core.objects.handles cimport Ref, ref_use
 from fastrt._core.objects.objects cimport object_maybe_delete, object_tell
@@ -36,6 +37,7 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
+    ARGUMENTS_MAX = 1024  # of a task that are examined
     SIGNALS_NS = 50000000  # check for signals this often: a signal that came before the sleep does not end it
 
 KIND_LOST = 7  # an error without bytes: the value's file could not be read back
@@ -265,6 +267,50 @@ def finish_restore(Client client, uint32_t i, bint good):
     a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
     object_tell(x, i)
     object_maybe_delete(x, i)
+
+
+def wanted_next(Client client, uint32_t tasks_most):
+    """List the spilled arguments of the next ready tasks: (index, objref, bytes), those that are needed first.
+
+    The queue and the records are read without a lock, so a row may name a value that no task needs any more.
+
+    Args:
+        tasks_most: how many tasks at the head of the queue are examined, and as many of those with a priority.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t cells, n
+    cdef uint64_t k, head
+    cdef list found = []
+    client.ensure()
+    n = min(a32_load_acq(&x.sb.ranked), frt_most(&x.sb.ranked_cells, x.tasks_max), tasks_most)
+    for k in range(n):  # a heap: the first is next, the others are near
+        _spilled_of(x, x.ranked[k].cell, found)
+    cells = a32_load_acq(&x.sb.ring_cells)
+    if cells == 0 or cells & (cells - 1) or cells > x.ring_max:
+        return found
+    head = a64_load_acq(&x.sb.ring_head)
+    for k in range(min(a64_load_acq(&x.sb.ring_tail) - head, <uint64_t>min(tasks_most, cells))):
+        _spilled_of(x, x.ring[(head + k) & (cells - 1)], found)
+    return found
+
+
+cdef int _spilled_of(frt_ctx *x, uint64_t cell, list found) except -1:
+    """Append the spilled arguments of a task that a cell of the queue names."""
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef frt_entry *entry
+    cdef uint32_t k, t = <uint32_t>cell
+    if t >= frt_tasks(x) or not queue_means(x, cell, a64_load_acq(x.task_words + t)) or not frt_task_body(x, t, &body):
+        return 0
+    for k in range(min(body.ndeps, <uint32_t>ARGUMENTS_MAX)):
+        slot = body.refs[k]
+        if slot.index >= frt_objects(x) or frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_SPILLED:
+            continue
+        entry = x.entries + slot.index
+        if a64_load_rlx(&entry.objref) == slot.objref and entry.nrefs == 0 and \
+                a8_load_sc(&entry.flags) & FRT_ENTRY_FILE:
+            found.append((slot.index, slot.objref, a64_load_rlx(&entry.bytes)))
+    return 0
 
 
 def is_spilled(Client client, Ref ref):
