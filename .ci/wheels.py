@@ -2,11 +2,14 @@
 
 The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the glibc of our choice, so
 that a wheel built on any machine runs on older ones. Each wheel is then installed into a fresh environment and used
-with a PATH on which there is no compiler. Where a Python is not packaged yet, tests/debian_python.py unpacks Debian's.
+with a PATH on which there is no compiler. `--machine aarch64` builds for another machine by the same compiler; such
+wheels are not tried here. Where a Python is not packaged yet, tests/debian_python.py unpacks Debian's.
 """
 
+import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -60,18 +63,29 @@ def interpreters() -> dict[str, Path]:
     return found
 
 
-def build(python: Path, sdist: Path, folder: Path) -> Path:
+def build(python: Path, sdist: Path, folder: Path, machine: str) -> Path:
     """Make a wheel from the sdist with `zig cc`, and repair it: what it links is vendored or part of the platform."""
-    machine = platform.machine()
     zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
     shared = f"{zig} -shared -Wl,--strip-all"
     environment = {**os.environ, "CC": zig, "LDSHARED": shared, "LDCXXSHARED": shared, "CFLAGS": "-g0"}
     # zig keeps what it built of glibc's stubs; a folder here, so that `make clean` is enough.
     environment["ZIG_GLOBAL_CACHE_DIR"] = str(ROOT / "build/zig")
     run(python, "-m", "venv", folder / "venv")
-    run(folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist, env=environment)
+    wheel = [folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist]
+    if machine != platform.machine():
+        # setuptools asks these for the names of the platform and of modules; the headers are the same for both. pip
+        # would choose the packages of the build by them, too, so these are installed before.
+        suffix = run(python, "-c", "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))").strip()
+        environment["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
+        environment["SETUPTOOLS_EXT_SUFFIX"] = suffix.replace(platform.machine(), machine)
+        needed = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
+        run(folder / "venv/bin/python", "-m", "pip", "install", *re.findall(r'"(.*?)"', needed))
+        wheel.append("--no-build-isolation")
+    run(*wheel, env=environment)
     (raw,) = (folder / "raw").glob("*.whl")
-    platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    # auditwheel takes the names of this machine's platforms only; for another one it finds the oldest by itself.
+    ours = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    platform_tag = ours if machine == platform.machine() else "auto"
     auditwheel = [sys.executable, "-m", "auditwheel"]
     run(*auditwheel, "repair", "--plat", platform_tag, "-w", folder / "repaired", raw)
     (wheel,) = (folder / "repaired").glob("*.whl")
@@ -95,6 +109,9 @@ def try_out(python: Path, wheel: Path, folder: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--machine", default=platform.machine(), help="the machine that the wheels are for")
+    machine = parser.parse_args().machine
     found = interpreters()
     print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(VERSIONS) - set(found)) or 'none'}")
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)
@@ -106,9 +123,11 @@ def main() -> None:
     for python in found.values():
         with tempfile.TemporaryDirectory(prefix="fastrt-wheel-") as name:
             folder = Path(name)
-            wheel = build(python, sdist, folder)
-            try_out(python, wheel, folder)
-        print(f"built, repaired, installed without a compiler and used: {wheel.name}")
+            wheel = build(python, sdist, folder, machine)
+            if machine == platform.machine():
+                try_out(python, wheel, folder)
+        tried = "installed without a compiler and used" if machine == platform.machine() else "not tried"
+        print(f"built, repaired, {tried}: {wheel.name}")
     if not found:
         raise SystemExit("no CPython from 3.10 to 3.15 with the venv module was found")
 
