@@ -173,7 +173,7 @@ class Spiller:
     def _begin_one(self) -> bool:
         """Begin to spill the next chosen value that can be spilled; return whether there is one."""
         for value in self._candidates():
-            index, objref = value.index, value.objref
+            index, objref = value.entry, value.objref
             copy = remote.drop_copy(self._client, index, objref)
             if copy:
                 self._plan.dropped(copy)
@@ -208,7 +208,7 @@ class Spiller:
         counts once: a client that asks again while the bytes in use are the same could not use it.
         """
         used, _, store_bytes = arena.room(self._client)
-        chosen = victims.choose(spill.candidates(self._client), arena.free_runs(self._client), wanted, store_bytes)
+        chosen = victims.choose(spill.candidates(self._client), spill.free_runs(self._client), wanted, store_bytes)
         if chosen:
             self._plan.dropped(max(0, wanted - sum(value.nbytes for value in chosen)))
             return chosen
@@ -225,10 +225,10 @@ class Spiller:
         try:
             self._write(value.objref, data)
         except (OSError, UnsafeFolderError) as exc:
-            spill.give_up(self._client, value.index)
+            spill.give_up(self._client, value.entry)
             trouble = str(exc)
         else:
-            freed = spill.commit(self._client, value.index)
+            freed = spill.commit(self._client, value.entry)
         finally:
             data.release()
             self._release(value.objref)
