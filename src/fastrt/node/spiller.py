@@ -204,27 +204,29 @@ class Spiller:
         """Write a value's file, free its memory, and report it."""
         nbytes, freed, trouble = data.nbytes, 0, ""
         try:
-            self._write(objref, data)
+            is_new = self._write(objref, data)
         except (OSError, UnsafeFolderError) as exc:
             spill.give_up(self._client, index)
             trouble = str(exc)
         else:
-            freed = spill.commit(self._client, index)
+            freed = spill.commit(self._client, index, is_new)
         finally:
             data.release()
             self._release(objref)
         self._events.put(lambda: self._plan.ended(nbytes, freed, trouble, time.monotonic()))
 
-    def _write(self, objref: int, data: memoryview) -> None:
+    def _write(self, objref: int, data: memoryview) -> bool:
+        """Write a value's file; return False if the file of an earlier time is still there."""
         with self._free_again:
             kept = self._kept.pop(objref, None)
         if kept is not None and self._files.identity(objref) == kept:
-            return
+            return False
         traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(data)))
         try:
             self._files.write(objref, data)
         finally:
             trace.end(self._client, traced)
+        return True
 
     def _release(self, objref: int) -> None:
         with self._free_again:
