@@ -102,7 +102,7 @@ def disk(folder: Path, mib: int, store_mib: int, value_mib: int, rounds: int) ->
         for title, rate in disk_round(folder, mib, store_mib, value_mib).items():
             rows.setdefault(title, []).append(rate)
     for title, rates in rows.items():
-        peer = rows[f"dd: {'write' if 'put' in title else 'read'}, direct"]
+        peer = rows[f"dd: {'write' if 'put' in title or 'write' in title else 'read'}, direct"]
         ratio = statistics.median(mine / other for mine, other in zip(rates, peer, strict=True))
         shown = ", ".join(f"{rate:.0f}" for rate in rates)
         print(f"{title:32} {statistics.median(rates):7.0f} MB/s, {ratio:4.2f} x dd, direct  ({shown})")

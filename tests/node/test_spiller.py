@@ -74,10 +74,12 @@ def test_restored_value_keeps_its_file_and_is_not_written_again(spills, wait_unt
         pytest.skip("the disk is nearly full: files of restored values are removed")
     before = file_of(spills, victim).stat()
     spill.tick(client())
+    counted = spill.totals(client())["spilled_objects"]
     more = put_arrays(48)
     assert spill.is_spilled(client(), victim)
     after = file_of(spills, victim).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    wait_until(lambda: spill.totals(client())["spilled_objects"] - counted == len(list(spills.iterdir())) - 1, "counts")
     assert fastrt.get(victim)[0] == fastrt.get(victim)[-1]
     assert fastrt.get(more[-1])[0] == 47
     del victim, more

@@ -174,9 +174,11 @@ def begin(Client client, uint32_t i, uint64_t objref):
     return _bytes(client, i, True)
 
 
-def commit(Client client, uint32_t i):
+def commit(Client client, uint32_t i, bint counts=True):
     """Free the memory of a value whose file is written.
 
+    Args:
+        counts: whether `totals` count the value; not if its file was there already.
     Returns:
         The number of bytes freed; 0 when a client has pinned the value meanwhile (it stays in memory).
     """
@@ -197,8 +199,9 @@ def commit(Client client, uint32_t i):
         object_maybe_delete(x, i)
         check(rc)
     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
-    x.sb.spilled_objects += 1
-    x.sb.spilled_bytes += x.entries[i].bytes
+    if counts:
+        x.sb.spilled_objects += 1
+        x.sb.spilled_bytes += x.entries[i].bytes
     object_maybe_delete(x, i)  # the last holder may have let go while it could not delete
     return room
 
