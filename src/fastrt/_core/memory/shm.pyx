@@ -8,12 +8,17 @@ except ImportError:  # it has no wheels for this Python
     posix_ipc = None
 
 from libc.errno cimport ENOENT, errno
+from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 
 cdef extern from "<sys/mman.h>" nogil:
     int shm_open(const char *, int, unsigned int)
     int shm_unlink(const char *)
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int MAP_SHARED, MAP_NORESERVE
+    void *MAP_FAILED
 
 cdef extern from "<fcntl.h>" nogil:
     int O_RDWR, O_CREAT, O_EXCL
@@ -58,3 +63,12 @@ cdef bint unlink_shm(str name) except -1:
     if code != ENOENT:
         raise OSError(code, os.strerror(code), name)
     return False
+
+
+cdef void *map_aligned(int fd, uint64_t nbytes, uint64_t align, int access) noexcept nogil:
+    """Map a shared-memory object from a multiple of `align` on, as huge pages need it. MAP_FAILED if it cannot."""
+    cdef char *found = <char *>mmap(NULL, nbytes + align, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    if found == MAP_FAILED:
+        return found
+    munmap(found, nbytes + align)
+    return mmap(found + (align - <uint64_t>found % align) % align, nbytes, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
