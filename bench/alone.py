@@ -25,6 +25,7 @@ import fastrt
 now = time.perf_counter_ns
 IDLE_S, IDLE_TASKS = 0.010, 400
 PUT_BYTES = 64 << 20
+LARGE_BYTES = 2 << 30
 SESSIONS = 3
 DEPTH = 11
 SCALE = 1_000_000
@@ -81,21 +82,36 @@ def _echo() -> Iterator[Callable[[], int]]:
 
 
 def first_puts() -> dict[str, float]:
-    """The first put of a session, into memory that was never touched, in GB/s."""
+    """The first put of a session, into memory that was never touched: GB/s, and its share of the same put repeated.
+
+    At once, or after 2 s: the daemon has then had time to populate memory (`node.populator`).
+    """
     found = {}
-    for name, nbytes in (("64_MiB", PUT_BYTES), ("800_MB", 800_000_000)):
-        rates = []
+    for name, nbytes, up_s in (
+        ("64_MiB", PUT_BYTES, 0),
+        ("2_GiB", LARGE_BYTES, 0),
+        ("2_GiB_late", LARGE_BYTES, 2),
+    ):
+        rates, shares = [], []
         for _ in range(SESSIONS):
-            peer = Fastrt(WORKERS, STORE_BYTES)
-            peer.first()
+            peer = Fastrt(WORKERS, LARGE_BYTES + (1 << 30))
             array = peer.array(nbytes)
-            start = now()
-            ref = fastrt.put(array)
-            rates.append(nbytes / (now() - start))
-            del ref
+            time.sleep(up_s)
+            first, *others = [_seconds_of_put(array) for _ in range(6)]
+            rates.append(nbytes / first / 1e9)
+            shares.append(statistics.median(others) / first)
             peer.close()
         found[f"{name}_GB_per_s"] = statistics.median(rates)
+        found[f"{name}_of_steady"] = statistics.median(shares)
     return found
+
+
+def _seconds_of_put(array: Any) -> float:
+    start = now()
+    ref = fastrt.put(array)
+    took = (now() - start) / 1e9
+    del ref
+    return took
 
 
 # ---- two putters at once, and what a gigabyte costs ----

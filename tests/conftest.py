@@ -41,6 +41,8 @@ TOKEN = f"FASTRT_TEST_TOKEN={secrets.token_hex(8)}"
 os.environ.update([TOKEN.split("=")])
 # A warning is an error here, and a busy machine makes any program look slow; what tests advice switches it on.
 os.environ.setdefault("FASTRT_ADVICE", "0")
+# Hundreds of short sessions; the tests of this setting switch it on.
+os.environ.setdefault("FASTRT_POPULATE_BYTES", "0")
 
 SEGMENTS: set[Path] = set()  # that were there before the run
 # Processes that are not ours: to read of a hundred, before and after each test, whose they are costs more than most

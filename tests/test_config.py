@@ -117,6 +117,7 @@ def test_flags_are_words(monkeypatch, text, value):
         ("objects_max", 1, "must be from"),
         ("tasks_max", [], "whole number"),
         ("spin_us", -1, "from 0 to"),
+        ("numa", "near", "interleave or local"),
         ("trace", "maybe", "true or false"),
         ("log_to_driver", 1, "true or false"),
         ("start_timeout_s", 0, "more than 0"),
@@ -286,6 +287,27 @@ def test_store_honours_a_version_1_limit_of_any_cgroup_above_the_process(cgroup,
     cgroup("memory/slurm/job_8/memory.limit_in_bytes", str(1 * GIB))
     cgroup(f"{where}/memory.limit_in_bytes", str(4 * GIB))
     assert config.default_store_bytes() == 2 * GIB
+
+
+def test_half_of_memory_and_of_each_limit_stays_free(tmp_path):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+
+    write("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 12582912 kB")
+    assert config.spare_memory(tmp_path) == 4 * GIB
+    write("proc/self/cgroup", "0::/a")
+    write("sys/fs/cgroup/a/memory.max", "max")
+    assert config.spare_memory(tmp_path) == 4 * GIB
+    write("sys/fs/cgroup/a/memory.max", str(4 * GIB))
+    write("sys/fs/cgroup/a/memory.current", str(3 * GIB))
+    assert config.spare_memory(tmp_path) == 0
+    write("sys/fs/cgroup/a/memory.stat", f"anon {GIB}\ninactive_file {2 * GIB}")
+    assert config.spare_memory(tmp_path) == GIB
+    write("proc/self/cgroup", "4:memory:/b")
+    write("sys/fs/cgroup/memory/b/memory.limit_in_bytes", str(6 * GIB))
+    write("sys/fs/cgroup/memory/b/memory.usage_in_bytes", str(2 * GIB))
+    assert config.spare_memory(tmp_path) == GIB
 
 
 def test_full_shm_says_how_to_enlarge_it(cgroup, monkeypatch):

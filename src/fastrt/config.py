@@ -30,6 +30,7 @@ _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _URL_BYTES_MAX = 1000
 STORE_BYTES_MIN = 16 << 20
+_POPULATE_BYTES = 5 << 29  # 2.5 GiB
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
 _CLIENTS_DENSE_MOST = 256  # clients with preallocated bits in every object's record: 96 bytes for 256 of them
@@ -55,6 +56,12 @@ class Config:
             allowed only for a node of a cluster; its tasks then run on other nodes.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
+        populate_bytes: free memory of the store that the daemon makes ready in the background, so that the first puts
+            run at full speed; never more than leaves half of the machine's memory, and half of the cgroup's limit,
+            free. 0: only 64 MiB.
+        huge_pages: whether the store asks for huge pages; small ones are used where there are none.
+        numa: where the store's memory lies on a machine with several nodes of memory: "interleave" spreads it,
+            "local" puts a page on the node of the process that first writes there; nothing is populated then.
         clients_max: processes that can be attached at once, drivers and workers and actors and the daemon together;
             default: 4096, or `clients_dense` where the address space is limited (`ulimit -v`): the segment's address
             range grows with this setting, but its memory only with the processes that attach.
@@ -89,6 +96,9 @@ class Config:
 
     num_workers: int
     object_store_memory: int
+    populate_bytes: int
+    huge_pages: bool
+    numa: str
     clients_max: int
     objects_max: int
     tasks_max: int
@@ -451,6 +461,15 @@ def _flag(source: str, value: Any) -> bool:
     return value
 
 
+def _one_of(*words: str) -> Callable[[str, Any], str]:
+    def read(source: str, value: Any) -> str:
+        if value not in words:
+            raise _refuse(source, value, f"must be {' or '.join(words)}")
+        return str(value)
+
+    return read
+
+
 def _seconds(source: str, value: Any) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else -1.0
@@ -486,6 +505,9 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size_from(STORE_BYTES_MIN), default_store_bytes),
+    "populate_bytes": _Setting(_size_from(0), lambda: _POPULATE_BYTES),
+    "huge_pages": _Setting(_flag, lambda: True),
+    "numa": _Setting(_one_of("interleave", "local"), lambda: "interleave"),
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_DEFAULT),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
@@ -512,8 +534,8 @@ _SETTINGS: Mapping[str, _Setting] = {
 }
 
 
-def _meminfo_bytes(field: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def _meminfo_bytes(field: str, root: Path | None = None) -> int:
+    for line in ((root or Path("/")) / "proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == field:
             return int(rest.split()[0]) << 10
@@ -544,6 +566,28 @@ def cgroup_memory_bytes(root: Path | None = None) -> int | None:
         *[folder / "memory.max" for folder in _cgroup_dirs("", root)],
         *[f / "memory.limit_in_bytes" for f in [*_cgroup_dirs("memory", root), _cgroup_root(root) / "memory"]],
     )
+
+
+def spare_memory(root: Path | None = None) -> int:
+    """Bytes that can be used while half of the machine's memory, and half of each cgroup's limit, stays free.
+
+    Args:
+        root: as for `cgroup_cpus`.
+    Returns:
+        0 if it is used already. Pages of files that the kernel can drop at once count as free.
+    """
+    spare = [_meminfo_bytes("MemAvailable", root) - _meminfo_bytes("MemTotal", root) // 2]
+    version1 = [*_cgroup_dirs("memory", root), _cgroup_root(root) / "memory"]
+    for folder, limit_file, usage_file in [
+        *[(folder, "memory.max", "memory.current") for folder in _cgroup_dirs("", root)],
+        *[(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in version1],
+    ]:
+        limit = _least(folder / limit_file)
+        if limit is not None:
+            stat = dict(line.split()[:2] for text in _read_all(folder / "memory.stat") for line in text.splitlines())
+            used = (_least(folder / usage_file) or 0) - int(stat.get("inactive_file", 0))
+            spare.append(limit // 2 - used)
+    return max(0, min(spare))
 
 
 def cgroup_processes(root: Path | None = None) -> tuple[int | None, int]:

@@ -486,3 +486,11 @@ def test_jax_arrays_are_views_that_no_call_changes(segment):
         assert bool((second == value).all())
     tensor = np.from_dlpack(fastrt.get(fastrt.put(jnp.arange(SIZE))))
     assert mapping(where(tensor)) == ("r--s", segment)
+
+
+def test_array_of_the_store_goes_to_jax_by_dlpack(segment):
+    jax = pytest.importorskip("jax")
+    private = fastrt.get(fastrt.put(GRID.astype(np.float32)), copy=True)
+    array = jax.dlpack.from_dlpack(private)
+    assert array.unsafe_buffer_pointer() == where(private)
+    assert mapping(where(private)) == ("rw-p", segment)

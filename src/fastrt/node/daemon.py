@@ -36,6 +36,7 @@ from fastrt.node.leftovers import sweep_sessions
 from fastrt.node.members import FORKED, Members
 from fastrt.node.memory_limit import KillCounters
 from fastrt.node.output import Output
+from fastrt.node.populator import Populator
 from fastrt.node.spiller import Spiller
 from fastrt.node.worker_pool import Pool
 from fastrt.store import unread
@@ -129,6 +130,7 @@ class Daemon:
         self._spiller = Spiller(
             self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback, config.spill_url
         )
+        self._populator = Populator(self._client, config.populate_bytes, config.huge_pages, config.numa)
         self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())
         self._selector = selectors.DefaultSelector()
@@ -157,6 +159,7 @@ class Daemon:
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
+        self._selector.register(self._populator, selectors.EVENT_READ, self._on_populated)
         self._selector.register(self._admission.news, selectors.EVENT_READ, self._admission.on_news)
         self._stillborn = 0  # workers in a row that ended before they joined
         if pool.zygote_is_new:
@@ -304,6 +307,7 @@ class Daemon:
         """End the workers and remove the session."""
         self.leave()
         self._admission.close()
+        self._populator.close()
         arena.discard(self._client, [m.index for m in self._members if m.kind not in FORKED and not m.gone_at])
         self._spiller.close()
         if self._ended:  # drivers may still use the session
@@ -322,7 +326,12 @@ class Daemon:
     def _patience_s(self) -> float:
         if any(member.gone_at for member in self._members):
             return _HURRY_S
-        return min(self._tick_s(), self._actors.patience_s())
+        return min(self._tick_s(), self._actors.patience_s(), self._populator.patience_s())
+
+    def _on_populated(self, populator: Populator) -> None:
+        """Commit the populated memory: under a lock, so not in the threads of low priority that populated it."""
+        for _ in range(populator.steps()):
+            arena.grow(self._client)
 
     def _tick_s(self) -> float:
         if self._admission.placing.unopened:
@@ -539,6 +548,7 @@ class Daemon:
         self._used = used
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)
+        self._populator.tend(used, committed, most)
         if self._pool.surplus() <= 0:
             self._surplus_since = 0.0
         elif not self._surplus_since:

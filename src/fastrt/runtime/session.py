@@ -19,6 +19,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
 from fastrt.net.supervise import RestartLimit
+from fastrt.runtime import populated
 from fastrt.runtime.processes import Processes
 from fastrt.store import join, messages, unread, warnings
 from fastrt.store.client import Store
@@ -66,6 +67,7 @@ class Runtime:
         segment = self._store.client.segment
         self._listener = threading.Thread(target=self._listen, args=[segment], name="fastrt-logs", daemon=True)
         self._listener.start()
+        populated.map_ahead(self._store.client, config.populate_bytes)
 
     def __enter__(self) -> Runtime:
         return self

@@ -25,14 +25,13 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.shm cimport open_shm, unlink_shm
+from fastrt._core.memory.shm cimport map_aligned, open_shm, unlink_shm
 from fastrt._core.memory.trace cimport frt_trace_ticks
 
 cdef extern from "<sys/mman.h>" nogil:
-    void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
     int madvise(void *, size_t, int)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
+    int PROT_READ, PROT_WRITE, MADV_DONTFORK
     void *MAP_FAILED
 
 cdef extern from "<unistd.h>" nogil:
@@ -56,6 +55,7 @@ cdef extern from "<sys/statvfs.h>" nogil:
 cdef extern from *:
     """
     #include "layout.h"
+    #define HUGE_BYTES (2ul << 20) /* of a huge page; the payload region begins at a multiple of it */
     #define FRT_STATIC_BYTES offsetof(frt_superblock, static_end)
 
     /* Builds that disagree on any struct's size get different values. No secret, and no checksum of contents. */
@@ -65,14 +65,15 @@ cdef extern from *:
                                   sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
                                   sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
                                   FRT_SLOTS_MOST, FRT_PLANE_WORDS,
-                                  FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head),
-                                  0x01020304};
+                                  FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, HUGE_BYTES,
+                                  offsetof(frt_superblock, ring_head), 0x01020304};
         for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
         return (uint32_t)(h ^ (h >> 32));
     }
     """
     uint32_t frt_abi() noexcept
     uint32_t FRT_STATIC_BYTES
+    uint64_t HUGE_BYTES
     uint32_t sizeof_client "sizeof(frt_client)"
     uint32_t sizeof_entry "sizeof(frt_entry)"
     uint32_t sizeof_task "sizeof(frt_task)"
@@ -213,7 +214,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.bits_offset = _place(&end, <uint64_t>sb.pages_max * 8)
     sb.owners_offset = _place(&end, <uint64_t>sb.pages_max * 4 * FRT_BLOCKS_PER_PAGE)
     sb.trace_offset = _place(&end, <uint64_t>sb.clients_max * sizeof_trace)
-    end = (end + FRT_PAGE_BYTES - 1) & ~<uint64_t>(FRT_PAGE_BYTES - 1)
+    end = (end + HUGE_BYTES - 1) & ~<uint64_t>(HUGE_BYTES - 1)  # values may lie in huge pages, the tables do not
     sb.payload_offset = _place(&end, <uint64_t>sb.pages_max << FRT_PAGE_SHIFT)
     sb.total_bytes = end
 
@@ -308,12 +309,12 @@ cdef class Segment:
     cdef int _map(self, int fd, const frt_superblock *sb) except -1:
         cdef uint64_t nbytes = sb.total_bytes
         self.fd, self.total_bytes, self.pid = fd, nbytes, os.getpid()
-        cdef void *rw = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        cdef void *rw = map_aligned(fd, nbytes, HUGE_BYTES, PROT_READ | PROT_WRITE)
         if rw == MAP_FAILED:
             raise AttachError(f"cannot map {nbytes} bytes of {self.name}: raise the address-space limit (ulimit -v)")
         self.base = <char *>rw
         madvise(rw, nbytes, MADV_DONTFORK)
-        cdef void *ro = mmap(NULL, nbytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        cdef void *ro = map_aligned(fd, nbytes, HUGE_BYTES, PROT_READ)
         if ro == MAP_FAILED:
             raise AttachError(f"cannot map {nbytes} bytes of {self.name}: raise the address-space limit (ulimit -v)")
         self.view = <const char *>ro

@@ -8,12 +8,17 @@ except ImportError:  # it has no wheels for this Python
     posix_ipc = None
 
 from libc.errno cimport ENOENT, errno
+from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 
 cdef extern from "<sys/mman.h>" nogil:
     int shm_open(const char *, int, unsigned int)
     int shm_unlink(const char *)
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int PROT_WRITE, MAP_SHARED, MAP_NORESERVE
+    void *MAP_FAILED
 
 cdef extern from "<fcntl.h>" nogil:
     int O_RDWR, O_CREAT, O_EXCL
@@ -58,3 +63,28 @@ cdef bint unlink_shm(str name) except -1:
     if code != ENOENT:
         raise OSError(code, os.strerror(code), name)
     return False
+
+
+# Where this process, or the one that it was forked from, last mapped an object for writing.
+cdef char *_writable = NULL
+
+
+cdef void *map_aligned(int fd, uint64_t nbytes, uint64_t align, int access) noexcept nogil:
+    """Map a shared-memory object from a multiple of `align` on, as huge pages need it. MAP_FAILED if it cannot.
+
+    A forked child finds the gap that its parent's mapping for writing has left, and fills it: inherited arrays of
+    `fastrt.empty` are at the same addresses again.
+    """
+    global _writable
+    cdef char *wanted = _writable if access & PROT_WRITE else NULL
+    cdef char *found = <char *>mmap(wanted, nbytes, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    if found != MAP_FAILED and <uint64_t>found % align:
+        munmap(found, nbytes)
+        found = <char *>mmap(NULL, nbytes + align, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        if found != MAP_FAILED:
+            munmap(found, nbytes + align)
+            found += (align - <uint64_t>found % align) % align
+            found = <char *>mmap(found, nbytes, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    if found != MAP_FAILED and access & PROT_WRITE:
+        _writable = found
+    return found

@@ -1,0 +1,152 @@
+"""Keeps fresh memory of the store ready, so that no put waits for the kernel to find and clear it.
+
+Threads of the lowest priority populate the region beyond the committed mark, each one unit at a time; the daemon's own
+thread then commits what they have done, which takes microseconds. They start shortly after the session, and again as
+memory is used; in between there is no thread. They stop before memory gets short: the rule is
+`config.spare_memory`, asked before every unit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fastrt._core.memory import populate
+from fastrt._core.memory.clients import Client
+from fastrt.config import SHM_DIR, cpu_count, spare_memory
+from fastrt.errors import FastrtError
+
+COMMIT_BYTES = 64 << 20  # what the core commits in one step
+_UNIT_BYTES = 2 << 20
+_START_S = 0.2  # after the daemon's start: a short program has its processors for itself
+_SHORT_S = 10.0  # until the next look, when memory was short
+_THREADS_MAX = 4
+_SHM_SPARE = 64 << 20
+_SLOW_S = 0.02  # processor time for one huge page: memory is in pieces, small pages take less
+
+
+class Populator:
+    """Populates memory of one store.
+
+    Args:
+        client: the daemon's attachment.
+        ahead: free memory to keep ready, in bytes; 0: none.
+        huge: whether to ask for huge pages.
+        placement: "interleave" or "local".
+        spare: returns the bytes that may be used before memory is short.
+    """
+
+    def __init__(
+        self, client: Client, ahead: int, huge: bool, placement: str, spare: Callable[[], int] = spare_memory
+    ) -> None:
+        self._client = client
+        self._spare = spare
+        self._huge = huge
+        self._ahead = 0 if placement == "local" else ahead
+        self._begin_at = time.monotonic() + _START_S
+        self._waits = self._ahead > 0
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._next = self._end = self._committed = 0
+        self._unfinished: set[int] = set()
+        self._stopped = False
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if huge:
+            populate.advise_huge(client)
+        with contextlib.suppress(OSError):  # containers may refuse it; memory then lies where the kernel puts it
+            populate.place(client, placement, memory_nodes())
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `steps` is not 0."""
+        return self._news
+
+    def patience_s(self) -> float:
+        """Seconds until `tend` should be called first."""
+        return max(0.0, self._begin_at - time.monotonic()) if self._waits else 1.0
+
+    def tend(self, used: int, committed: int, most: int) -> None:
+        """Start threads if less memory is ready than should be.
+
+        Args:
+            used, committed, most: bytes, as `arena.room` counts them.
+        """
+        if time.monotonic() < self._begin_at:
+            return
+        self._waits = False
+        missing = min(most, used + self._ahead) - committed
+        if not self._ahead or missing <= 0 or any(thread.is_alive() for thread in self._threads):
+            return
+        steps = (missing + COMMIT_BYTES - 1) // COMMIT_BYTES
+        self._next = self._committed = committed
+        self._end = min(most, committed + steps * COMMIT_BYTES)
+        self._unfinished.clear()
+        self._stopped = False
+        count = min(cpu_count(), max(2, cpu_count() // 2), _THREADS_MAX)
+        self._threads = [threading.Thread(target=self._run, name="fastrt-populate", daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def steps(self) -> int:
+        """Return how many steps of the core's commit have all their memory now, and have not been returned before."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        with self._lock:
+            done = min(self._unfinished, default=self._next)
+            spare = COMMIT_BYTES - 1 if done >= self._end else 0  # the last step may be a short one
+            steps = (done - self._committed + spare) // COMMIT_BYTES
+            self._committed = min(done, self._committed + steps * COMMIT_BYTES)
+        return steps
+
+    def close(self) -> None:
+        """End the threads."""
+        self._stopped = True
+        for thread in self._threads:
+            thread.join()
+        os.close(self._news)
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not self._stopped:
+            with self._lock:
+                at, nbytes = self._next, min(_UNIT_BYTES, self._end - self._next)
+                if nbytes <= 0:
+                    return
+                self._next += nbytes
+                self._unfinished.add(at)
+            if self._populate(at, nbytes) < nbytes:  # a put that needs more asks the kernel itself
+                self._begin_at, self._stopped = time.monotonic() + _SHORT_S, True
+                return
+            with self._lock:
+                self._unfinished.remove(at)
+                reached = min(self._unfinished, default=self._next)
+            if reached - self._committed >= COMMIT_BYTES or reached >= self._end:
+                os.eventfd_write(self._news, 1)
+
+    def _populate(self, at: int, nbytes: int) -> int:
+        shm = os.statvfs(SHM_DIR)
+        if min(self._spare(), shm.f_bavail * shm.f_frsize - _SHM_SPARE) < nbytes * _THREADS_MAX:
+            return 0
+        started = time.thread_time()
+        try:
+            done, _ = populate.populate(self._client, at, nbytes, self._huge)
+        except FastrtError:  # the session has ended
+            return 0
+        self._huge = self._huge and time.thread_time() - started < _SLOW_S
+        return done
+
+
+def memory_nodes(path: Path = Path("/sys/devices/system/node/has_memory")) -> list[int]:
+    """Read the numbers of the machine's nodes of memory; the file's form is "0-1,3". [0] where there is no such file.
+
+    Args:
+        path: of the file.
+    """
+    try:
+        parts = path.read_text().strip().split(",")
+        return [k for part in parts for k in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+    except (OSError, ValueError):
+        return [0]

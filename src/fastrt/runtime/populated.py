@@ -1,0 +1,45 @@
+"""Maps the store's fresh memory into a driver before its first put.
+
+The daemon gives memory to the store (`node.populator`); each process still maps it page by page as it writes there,
+which costs as much again where pages are small. One thread maps what the daemon has committed, and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from fastrt._core.memory import arena, populate
+from fastrt._core.memory.clients import Client, ForkedHandle
+from fastrt.errors import FastrtError
+
+_STORE_MIN = 64 << 20  # smaller stores are committed at once
+_STEP_S = 0.05
+_PATIENCE_S = 10.0  # without anything new to map
+
+
+def map_ahead(client: Client, ahead: int) -> None:
+    """Start the thread.
+
+    Args:
+        client: the driver's attachment.
+        ahead: how much to map, in bytes.
+    """
+    if ahead and arena.room(client)[2] > _STORE_MIN:
+        threading.Thread(target=_run, args=[client, ahead], name="fastrt-map", daemon=True).start()
+
+
+def _run(client: Client, ahead: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    at, moved_at = 0, time.monotonic()
+    try:
+        end = min(ahead, arena.room(client)[2])
+        while at < end and time.monotonic() - moved_at < _PATIENCE_S:
+            step = populate.map_committed(client, at)
+            if step:
+                at, moved_at = at + step, time.monotonic()
+            else:
+                time.sleep(_STEP_S)
+    except (FastrtError, ForkedHandle):  # the session has ended
+        return

@@ -1,0 +1,36 @@
+"""Fresh memory of a session's store is ready before its first put."""
+
+import os
+
+import pytest
+
+import fastrt
+from fastrt._core.memory import arena
+from fastrt.store import client as store_client
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("ahead", [0, 100 * MIB, 1 << 30])
+def test_as_much_as_is_set_is_committed_and_mapped(ahead, monkeypatch, wait_until):
+    monkeypatch.setenv("FASTRT_POPULATE_BYTES", str(ahead))
+    with fastrt.init(num_workers=1, object_store_memory=160 * MIB):
+        client = store_client.require().client
+        committed = {0: 64 * MIB, 100 * MIB: 128 * MIB, 1 << 30: 160 * MIB}[ahead]
+        wait_until(lambda: arena.room(client)[1] == committed, "memory to be committed")
+        if ahead:
+            wait_until(lambda: resident(client.segment.name) >= min(ahead, 160 * MIB) - MIB, "memory to be mapped")
+        assert os.stat(f"/dev/shm{client.segment.name}").st_blocks * 512 < committed + 32 * MIB
+        assert arena.room(client)[1] == committed
+
+
+def resident(name: str) -> int:
+    """Bytes of a segment that this process has mapped."""
+    with open("/proc/self/smaps") as maps:
+        found, here = 0, False
+        for line in maps:
+            if "-" in line.split(" ")[0]:
+                here = name in line
+            elif here and line.startswith("Rss:"):
+                found += int(line.split()[1]) << 10
+    return found
