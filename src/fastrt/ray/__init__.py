@@ -83,7 +83,7 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = ("dag", "experimental", "remote_function", "runtime_env", "types")
+_MODULES = ("cloudpickle", "dag", "experimental", "remote_function", "runtime_env", "types")
 
 
 def get_gpu_ids() -> list[str]:

@@ -135,7 +135,7 @@ def init(
     """Start a session on this machine, or join the node that `fastrt start` runs here.
 
     Args:
-        address: None or "local": start one; "auto" or `host:port`: join.
+        address: None or "local": start one; "auto", `host:port`, or the address of another program's context: join.
         num_cpus, num_gpus, resources, labels, object_store_memory: of the session's node.
         local_mode: run everything in this process.
         ignore_reinit_error: return the session that this process uses already.

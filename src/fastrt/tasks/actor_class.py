@@ -73,6 +73,13 @@ class ActorClass(Generic[P, Handle]):
         # By parts, so that a class that names its remote self can be pickled inside its own globals.
         return _empty, (), (self.cls, self._options, self.__doc__), None, None, _fill
 
+    def __getattr__(self, name: str) -> Any:
+        # An attribute of the class: a constant, a static or a class method. It is read here, not in an actor.
+        cls = None if name.startswith("__") else self.__dict__.get("cls")
+        if cls is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(cls, name)
+
     def __repr__(self) -> str:
         return f"ActorClass({self.cls.__qualname__})"
 

@@ -1,7 +1,5 @@
 """`ray.util`: its names, mapped to fastrt's; modules below it are imported at their first use."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +48,8 @@ _HOMES = {
     "inspect_serializability": "fastrt.ray.util.check_serialize",
 }
 _MODULES = (
-    "actor_pool", "check_serialize", "joblib", "multiprocessing", "queue", "scheduling_strategies", "state",
+    "actor_pool", "annotations", "check_serialize", "joblib", "multiprocessing", "queue", "scheduling_strategies",
+    "state",
 )  # fmt: skip
 
 
