@@ -35,6 +35,10 @@ class ConfigError(FastrtError, ValueError):
     """A setting is malformed or out of range. The message names the setting, its value and the allowed values."""
 
 
+class ArgumentError(TypeError, ValueError):
+    """An option is unknown, or an argument is of another kind. Ray raises a ValueError where Python has a TypeError."""
+
+
 class NotInitializedError(FastrtError, RuntimeError):
     """The call needs a runtime, which is not started or is already shut down. Call `fastrt.init()` first."""
 

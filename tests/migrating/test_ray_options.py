@@ -83,3 +83,19 @@ def test_methods_retries_take_precedence_over_the_actors(rt):
     assert fastrt.get([actor.retried.remote(), actor.plain.remote()]) == [1, 2]
     with pytest.raises(ValueError, match="max_task_retries is -2"):
         fastrt.method(max_task_retries=-2)
+
+
+def test_wrong_options_are_errors_of_both_kinds():
+    """Ray raises a ValueError for them."""
+
+    async def coroutine():
+        pass
+
+    for make in (
+        lambda: fastrt.remote(foo=1)(len),
+        lambda: Restarting.options(foo=1),
+        lambda: fastrt.remote(coroutine),
+    ):
+        with pytest.raises(ValueError, match=r"option|coroutine") as info:
+            make()
+        assert isinstance(info.value, TypeError)

@@ -39,6 +39,15 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
             assert dict(context) == context.address_info and len(context) == len(context.address_info)
             assert os.path.samefile(os.path.dirname(context["address"]), context["session_dir"])
             assert ray.get_runtime_context().get_node_labels()["zone"] == "a"
+            assert ray.nodes()[0]["alive"] and ray.nodes()[0]["NodeManagerAddress"] == context["node_ip_address"]
+            from fastrt.ray.util.multiprocessing import Pool
+            with Pool(1, ray_address="auto") as pool:
+                assert pool.map(abs, [-1]) == [1]
+            try:
+                Pool(ray_remote_args={"num_cpus": 2})
+            except NotImplementedError as exc:
+                assert "ray_remote_args" in str(exc)
+            assert ray.util.placement_group([{"CPU": 1}], strategy=None).strategy == "PACK"
             assert ray.init(ignore_reinit_error=True)["node_id"] == context["node_id"]
             try:
                 ray.init()
@@ -95,6 +104,8 @@ def test_another_program_joins_a_session_by_its_address_and_leaves_it(program):
 def test_address_of_no_session_is_refused(tmp_path):
     with pytest.raises(AttachError):
         fastrt.init(address=str(tmp_path / "none.sock"))
+    with pytest.raises(ConnectionError, match=r"none\.sock"):
+        ray.init(str(tmp_path / "none.sock"))
     with pytest.raises(ConfigError, match="are the node's"):
         ray.init(str(tmp_path / "none.sock"), num_cpus=2)
     assert not fastrt.is_initialized()

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fastrt.config import Config
-from fastrt.errors import FastrtError, UnsupportedError
+from fastrt.errors import AttachError, FastrtError, UnsupportedError
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.runtime import driver
+from fastrt.runtime import nodes as runtime_nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -42,6 +43,10 @@ REASONS = {
 
 class InitialisedError(FastrtError, RuntimeError):
     """This process uses a session already. Call `ray.shutdown()` first, or give `ignore_reinit_error=True`."""
+
+
+class NoSessionError(AttachError, ConnectionError):
+    """No session can be joined at the address. Start one by `ray.init()`, or a node by `fastrt start`."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,7 @@ def init(
         UnsupportedError: an option that fastrt has not.
         ConfigError: an option is wrong.
         InitialisedError: this process uses a session already.
+        NoSessionError: there is no session at the address; a ConnectionError.
     Source:
         The semantics of `ray.init`.
     """
@@ -162,19 +168,39 @@ def init(
     settings |= {} if labels is None else {"labels": labels}
     if logging_config is not None:
         logging_config.apply()
-    runtime = driver.init(
-        num_workers=num_cpus,
-        object_store_memory=object_store_memory,
-        address=None if address == "local" else address,
-        num_gpus=num_gpus,
-        resources=resources,
-        ignore_reinit_error=ignore_reinit_error,
-        local_mode=local_mode,
-        runtime_env=dict(runtime_env) if runtime_env else None,
-        namespace=namespace,
-        **settings,
-    )
+    try:
+        runtime = driver.init(
+            num_workers=num_cpus,
+            object_store_memory=object_store_memory,
+            address=None if address == "local" else address,
+            num_gpus=num_gpus,
+            resources=resources,
+            ignore_reinit_error=ignore_reinit_error,
+            local_mode=local_mode,
+            runtime_env=dict(runtime_env) if runtime_env else None,
+            namespace=namespace,
+            **settings,
+        )
+    except AttachError as exc:
+        raise NoSessionError(str(exc)) from None
     return RayContext(runtime)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return the nodes of the cluster as `fastrt.nodes` does, with the names of Ray's further fields.
+
+    NodeManagerAddress and NodeManagerHostname are those of this machine for this node, and the node's name for others.
+    """
+    ip, host = get_node_ip_address(), platform.node()
+    return [
+        {
+            **row,
+            "alive": row["Alive"],
+            "NodeManagerAddress": ip if row["IsHere"] else row["NodeName"],
+            "NodeManagerHostname": host if row["IsHere"] else row["NodeName"],
+        }
+        for row in runtime_nodes.nodes()
+    ]
 
 
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:

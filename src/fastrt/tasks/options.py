@@ -15,7 +15,7 @@ from typing import Any
 from fastrt._core.objects import functions
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks.submission import PRIORITY_MAX
-from fastrt.errors import ConfigError, ObjectStoreFullError, UnsupportedError
+from fastrt.errors import ArgumentError, ConfigError, ObjectStoreFullError, UnsupportedError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, deserialize, serialize
@@ -264,7 +264,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
         if name == "priority" and kind != FUNCTIONS:
             raise TypeError(NO_PRIORITY)
         if name not in OPTIONS[kind]:
-            raise TypeError(f"{name!r} is not an option of {kind}; there are: {', '.join(OPTIONS[kind])}")
+            raise ArgumentError(f"{name!r} is not an option of {kind}; there are: {', '.join(OPTIONS[kind])}")
 
 
 def check(kind: str, options: Mapping[str, Any]) -> None:

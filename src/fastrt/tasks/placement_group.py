@@ -150,7 +150,7 @@ class PlacementGroupSchedulingStrategy:
 
 def placement_group(
     bundles: Sequence[Mapping[str, float]],
-    strategy: str = "PACK",
+    strategy: str | None = "PACK",
     name: str = "",
     lifetime: str | None = None,
     bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
@@ -177,6 +177,7 @@ def placement_group(
             raise ValueError(f"bundle_label_selector must have a selector for each of the {len(bundles)} bundles")
         selectors = [selecting("bundle_label_selector", one) for one in bundle_label_selector]
         amounts = [tuple(sorted(one + selector)) for one, selector in zip(amounts, selectors, strict=True)]
+    strategy = strategy or "PACK"
     if strategy not in _STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}; it must be one of {', '.join(_STRATEGIES)}")
     if lifetime not in (None, "detached"):

@@ -16,7 +16,7 @@ from fastrt._core.objects import functions as functions_core
 from fastrt._core.tasks import generators
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.submission import TaskOptions, submit
-from fastrt.errors import ObjectStoreFullError
+from fastrt.errors import ArgumentError, ObjectStoreFullError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import namespaces, warnings
@@ -67,7 +67,9 @@ class RemoteFunction(Generic[P, R, Out]):
         if inspect.isclass(function):
             raise TypeError(f"{_name_of(function)} is a class: fastrt.remote makes an actor class of it")
         if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method")
+            raise ArgumentError(
+                f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method"
+            )
         options = tasks_options.from_ray(FUNCTIONS, options)
         self._settings = settings = tasks_options.read(FUNCTIONS, options, function)
         self._demand = resources.demand_of({k: v for k, v in settings.given.items() if k in resources.OPTIONS})

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastrt.errors import UnsupportedError
 from fastrt.ray.refusals import refuse
+from fastrt.ray.session import init
+from fastrt.runtime.driver import is_initialized
 from fastrt.util import pool
 
 AsyncResult = pool.AsyncResult
@@ -20,10 +22,10 @@ class Pool(pool.Pool):
     Args:
         processes, initializer, initargs, maxtasksperchild: as for `fastrt.util.Pool`.
         context: ignored.
-        ray_address: must be None: the pool uses the session of this process.
+        ray_address: of the session to join, if this process uses none.
         ray_remote_args: must be empty: the pool makes no actors.
     Raises:
-        UnsupportedError: an address or arguments of actors are given.
+        UnsupportedError: arguments of actors are given.
     """
 
     def __init__(
@@ -36,8 +38,8 @@ class Pool(pool.Pool):
         ray_address: str | None = None,
         ray_remote_args: dict[str, Any] | None = None,
     ) -> None:
-        if ray_address is not None:
-            raise UnsupportedError(refuse("option 'ray_address' of Pool", "it uses the session of its process"))
+        if ray_address is not None and not is_initialized():
+            init(ray_address)
         if ray_remote_args:
             raise UnsupportedError(refuse("option 'ray_remote_args' of Pool", "its tasks run in the session's workers"))
         super().__init__(processes, initializer, tuple(initargs or ()), maxtasksperchild)
