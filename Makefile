@@ -1,4 +1,4 @@
-# Everything runs in .venv, made here from python3 (3.10 to 3.14) with pip; a C compiler is all that is needed beside.
+# Everything runs in .venv, made here from python3 (3.10 to 3.15) with pip; a C compiler is all that is needed beside.
 PYTHON ?= python3
 BIN := .venv/bin
 # cython-lint calls pycodestyle by name, and tests call fastrt by name.
@@ -28,10 +28,12 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright
+	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]'
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/support/jax_envs.py
 	-$(BIN)/python tests/support/ray_env.py
+	-$(BIN)/python tests/support/go_env.py
 	$(BIN)/python tests/support/libraries_env.py
 	FASTRT_NO_SKIPS=1 .cache/libraries/bin/python -m pytest tests/store/test_libraries.py tests/store/test_serialize.py \
 	tests/store/test_exchange.py tests/worker/test_native_threads.py
@@ -59,7 +61,7 @@ simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1
 	$(BIN)/python -m tests.simulation --mixed --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
 	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --seeds $(MUTANTS))
 
-wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.14 found here, repaired and tested, in wheelhouse/
+wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.15 found here, repaired and tested, in wheelhouse/
 	$(BIN)/python .ci/wheels.py
 
 clean: ## remove everything that was built, .venv too
@@ -68,7 +70,7 @@ clean: ## remove everything that was built, .venv too
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/pyvenv.cfg:
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15) and "Python 3.10 to 3.14 is needed, \
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 16) and "Python 3.10 to 3.15 is needed, \
 	this is " + sys.version.split()[0] + "; run for instance: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 

@@ -14,9 +14,12 @@ import json
 import os
 import re
 import subprocess
+import uuid
+from importlib import metadata
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
@@ -169,6 +172,19 @@ class BuildPython(build_py):
         return super().get_outputs(include_bytecode) + [str(path) for path in made]
 
 
+class Wheel(bdist_wheel):
+    """Also writes the software bill of materials beside the metadata, where PEP 770 puts it."""
+
+    def write_wheelfile(self, wheelfile_base: str, **about: str) -> None:
+        super().write_wheelfile(wheelfile_base, **about)
+        about_this = self.distribution.metadata
+        requirements = self.distribution.install_requires
+        made = bill_of_materials(about_this.get_name(), about_this.get_version(), requirements)
+        target = Path(wheelfile_base, "sboms", "fastrt.cdx.json")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(made, indent=2) + "\n")
+
+
 class SourceArchive(sdist):
     """Also writes the commit into the archive, where git cannot be asked later."""
 
@@ -204,6 +220,47 @@ def build_facts() -> dict[str, object]:
     return {"commit": commit_here(), "layout": int(layout[1]) if layout else 0, "flags": flags}
 
 
+def bill_of_materials(name: str, version: str, requirements: list[str]) -> dict[str, object]:
+    """Describe a wheel in CycloneDX 1.6: its parts from other projects, and the packages beside it.
+
+    Parts are in the wheel: Cython writes code of its own into every compiled module, and the descriptor sets hold
+    Protobuf's well-known types. Packages that pip installs beside the wheel have the scope "excluded" and no version:
+    their bounds are in the metadata. Equal builds have equal files: there is no time, and the serial number is derived.
+    """
+    itself = f"pkg:pypi/{name}@{version}"
+    parts = [
+        {
+            "type": "library", "name": part, "version": metadata.version(part), "description": use, "scope": "required",
+            "licenses": [{"expression": licence}], "purl": f"pkg:pypi/{part}@{metadata.version(part)}", "bom-ref": part,
+        }
+        for part, licence, use in (
+            ("cython", "Apache-2.0", "its support code is in every compiled module"),
+            ("grpcio-tools", "Apache-2.0 AND BSD-3-Clause", "Protobuf's well-known types are in the descriptor sets"),
+        )
+    ]  # fmt: skip
+    needed = sorted({re.split(r"[ <>=!~;\[]", requirement)[0] for requirement in requirements})
+    beside = [
+        {"type": "library", "name": one, "scope": "excluded", "purl": f"pkg:pypi/{one}", "bom-ref": one}
+        for one in needed
+    ]
+    commit = commit_here()
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{itself}#{commit}')}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library", "name": name, "version": version, "purl": itself, "bom-ref": itself,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "properties": [{"name": "fastrt:commit", "value": commit}] if commit else [],
+            }
+        },
+        "components": [*parts, *beside],
+        "dependencies": [{"ref": itself, "dependsOn": [one["bom-ref"] for one in [*parts, *beside]]}],
+    }  # fmt: skip
+
+
 def compile_descriptors(folder: Path, target: Path) -> None:
     """Compile the .proto files of one folder, with everything they import, into one file."""
     import grpc_tools
@@ -221,6 +278,6 @@ if __name__ == "__main__":  # the processes that cythonize import this file agai
     setup(
         packages=packages(),
         ext_modules=extensions(),
-        cmdclass={"build_ext": BuildCore, "build_py": BuildPython, "sdist": SourceArchive},
+        cmdclass={"build_ext": BuildCore, "build_py": BuildPython, "bdist_wheel": Wheel, "sdist": SourceArchive},
         options={"build": {"build_base": f"build/variant{VARIANT}"}} if VARIANT else {},
     )

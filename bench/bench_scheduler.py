@@ -117,7 +117,7 @@ def simulate_placing(nodes: int, tasks: int) -> Cost:
     total = {CPU: CPUS * RESOURCE_PARTS, "gpu": 2 * RESOURCE_PARTS}
     placing = Placing("me", {}, can_grow=True)
     placing.has_uplink = True
-    placing.see([NodeRow(f"node-{k}", f"name-{k}", total, total) for k in range(nodes)])
+    placing.see([NodeRow(f"node-{k}", f"name-{k}", total, total, {}) for k in range(nodes)])
     demand = ClusterDemand(((CPU, RESOURCE_PARTS), ("gpu", RESOURCE_PARTS)), "", "", False)
     running: deque[TaskKey] = deque()
     ended, now, begun = 0, 0.0, time.thread_time()

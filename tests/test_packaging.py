@@ -1,6 +1,7 @@
 """What a user gets by `pip install`: complete, quick to import, and helpful when it was not built."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 import fastrt
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORT_SECONDS = 0.150
+IMPORT_SECONDS = 0.060
 GENERATED = (".c", ".so", ".binpb", ".pyc")
 
 
@@ -37,7 +38,7 @@ def test_tests_run_on_the_installed_package():
     assert ROOT / "src" not in Path(fastrt.__file__).parents
 
 
-def test_import_takes_less_than_150_ms():
+def test_import_takes_less_than_60_ms():
     # Of the processor, and the best of some: the machine may be busy, the package cannot be quicker than it is.
     code = "import time; t = time.process_time(); import fastrt; print(time.process_time() - t)"
     assert min(float(python(code)[0]) for _ in range(7)) < IMPORT_SECONDS
@@ -45,7 +46,7 @@ def test_import_takes_less_than_150_ms():
 
 def test_import_leaves_heavy_modules_alone():
     heavy = ("grpc", "google.protobuf", "numpy", "cryptography", "psutil", "rich", "click", "asyncio")
-    code = f"import sys, fastrt; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, fastrt; fastrt.init, fastrt.remote; print([name for name in {heavy} if name in sys.modules])"
     assert python(code) == ("[]", "")
 
 
@@ -72,6 +73,31 @@ def test_installed_files_are_complete():
     assert not [name for name in installed if name.endswith((".c", ".pyx"))]
 
 
+def test_bill_of_materials_names_parts_and_dependencies():
+    (place,) = (path for path in importlib.metadata.files("fastrt") if path.name == "fastrt.cdx.json")
+    assert re.fullmatch(r"fastrt-[\d.]+\.dist-info/sboms/fastrt\.cdx\.json", place.as_posix())
+    found = json.loads(place.read_text())
+    assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
+    assert found["metadata"]["component"]["version"] == fastrt.__version__
+    parts = {one["name"] for one in found["components"] if one["scope"] == "required"}
+    beside = {one["name"] for one in found["components"] if one["scope"] == "excluded"}
+    assert parts == {"cython", "grpcio-tools"}
+    requirements = [one for one in importlib.metadata.requires("fastrt") if "extra ==" not in one]
+    assert beside == {re.match(r"[\w.-]+", one)[0] for one in requirements}
+    assert all(re.match(r"\d", one["version"]) for one in found["components"] if one["scope"] == "required")
+    (itself,) = found["dependencies"]
+    assert set(itself["dependsOn"]) == {one["bom-ref"] for one in found["components"]}
+
+
+def test_wheel_has_no_files_of_others_without_a_licence():
+    # A new kind of file, such as a script of a web page: its licence belongs into the wheel, and its part in setup.py.
+    known = {".binpb", ".h", ".json", ".proto", ".pxd", ".py", ".pyc", ".pyi", ".so", ".typed", ""}
+    files = [path for path in importlib.metadata.files("fastrt") if path.parts[0] == "fastrt"]
+    assert len(files) > 300
+    assert {path.suffix for path in files} <= known
+    assert any(path.name == "LICENSE" and "licenses" in path.parts for path in importlib.metadata.files("fastrt"))
+
+
 def test_importing_setup_builds_nothing():
     # The processes that compile import the main program again, by Python 3.14's start method.
     path = str(ROOT / "setup.py")
@@ -80,7 +106,7 @@ def test_importing_setup_builds_nothing():
 
 
 def test_unbuilt_tree_says_what_to_do(unbuilt):
-    _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
+    _, errors = python("import fastrt; fastrt.init", PYTHONPATH=str(unbuilt))
     assert "ImportError" in errors
     assert "it is not built" in errors
     assert "pip install ." in errors
@@ -88,7 +114,7 @@ def test_unbuilt_tree_says_what_to_do(unbuilt):
 
 def test_tree_built_for_another_python_says_so(unbuilt):
     (unbuilt / "fastrt/_core/memory/errors.cpython-39-x86_64-linux-gnu.so").write_bytes(b"")
-    _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
+    _, errors = python("import fastrt; fastrt.init", PYTHONPATH=str(unbuilt))
     assert "built for another Python (cpython-39-x86_64-linux-gnu.so)" in errors
     assert "pip install ." in errors
 

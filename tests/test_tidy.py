@@ -31,7 +31,7 @@ Complaints = Iterator[str]
 LAYERS = (
     "ray > cli|joblib|dask|actor > util > runtime > observe > cluster > worker|node|ps|engines|objstore "
     "> tasks|transfer|collective > scheduler|coordination|membership > store|net|durable > config "
-    "> _core|exceptions|folders|foreign_text|ids|transitions > ray_exceptions > errors"
+    "> _core|exceptions|folders|foreign_text|ids|transitions > ray_exceptions > errors|lazy"
 )
 # The same inside of the core, whose sub-packages are these.
 CORE_LAYERS = "repair > tasks > objects|collective|tables|refcounts|transfer > memory"

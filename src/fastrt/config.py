@@ -6,6 +6,7 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -27,6 +28,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
 _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
+_URL_BYTES_MAX = 1000
 STORE_BYTES_MIN = 16 << 20
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
@@ -69,6 +71,8 @@ class Config:
         spill_dir: folder for values that do not fit into memory; on a disk, not on a memory file system.
         spill_fallback: whether a value that finds no room in the store, even after others were spilled, goes to a file
             of its own in `spill_dir`, which its readers map (fallback memory). If not, it waits for room.
+        spill_url: object storage for spilled values, such as s3://bucket/prefix: a URL that fsspec knows. Values that
+            find no room stay in `spill_dir`. "": spilled values are files in `spill_dir`, too.
         store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait too;
             it waits longer as long as one of them works, or memory becomes free.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
@@ -96,6 +100,7 @@ class Config:
     runtime_dir: Path
     spill_dir: Path
     spill_fallback: bool
+    spill_url: str
     store_patience_s: float
     spin_us: int
     library_threads: int
@@ -395,7 +400,7 @@ def _variable(name: str) -> str:
 
 def _default(name: str, values: Mapping[str, Any]) -> Any:
     """Return a setting's default; `values` are those of the settings before it."""
-    if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+    if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return _dense(values.get("num_workers", 1))
     return _SETTINGS[name].default()
 
@@ -456,6 +461,16 @@ def _seconds(source: str, value: Any) -> float:
     return number
 
 
+def _url(source: str, value: Any) -> str:
+    if not isinstance(value, str) or (value and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\0\n]+", value)):
+        raise _refuse(source, value, "must be a URL such as s3://bucket/prefix")
+    if len(value.encode()) > _URL_BYTES_MAX:
+        raise _refuse(source, value, f"must be at most {_URL_BYTES_MAX} bytes long")
+    if value and importlib.util.find_spec("fsspec") is None:
+        raise _refuse(source, value, "needs fsspec: pip install 'fastrt[spill]', and its package for the URL's scheme")
+    return value
+
+
 def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
     def read(source: str, value: Any) -> Path:
         if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
@@ -484,6 +499,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     ),
     "spill_dir": _Setting(_path(_SPILL_BYTES_MAX, "or it does not fit into the segment"), default_spill_dir),
     "spill_fallback": _Setting(_flag, lambda: True),
+    "spill_url": _Setting(_url, lambda: ""),
     "store_patience_s": _Setting(_seconds, lambda: 10.0),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),

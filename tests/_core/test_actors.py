@@ -1,15 +1,19 @@
 """The core's actors without a daemon: table, mailbox, inbox, deaths."""
 
+import struct
+
 import pytest
 
 from fastrt._core.objects import handles
 from fastrt._core.objects.pending import Watch
-from fastrt._core.repair import fsck
+from fastrt._core.repair import fsck, inspect
 from fastrt._core.tasks import actors, calls, submission, tasks
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
 NO_TASK = tasks.NO_TASK
+# In layout.h: where the superblock has the offset of the client records, their size, and the place of `pushing` there.
+CLIENTS_AT, CLIENT_BYTES, PUSHING_AT = 64, 256, 28
 
 
 @pytest.fixture
@@ -229,3 +233,21 @@ def test_demand_of_an_actor_is_found_with_it(client, function, node):
     del ref
     end(client, index)
     assert actors.demanding(client) == []
+
+
+def test_notification_of_a_dead_process_queues_no_call_that_has_the_record_of_an_ended_task(node, client, made):
+    """The process was killed when it had queued a task. Others ran the task, and its record is a call's now."""
+    peer = node.peer()
+    peer.run("None")
+    result = call(client, made[0], 1)
+    (row,) = inspect.tasks(client)
+    with open(f"/dev/shm{client.segment.name}", "r+b") as file:
+        file.seek(CLIENTS_AT)
+        slot = struct.unpack("<Q", file.read(8))[0] + peer.index * CLIENT_BYTES
+        file.seek(slot)
+        assert struct.unpack_from("<i", file.read(PUSHING_AT + 4), 8) == (peer.pid,)
+        file.seek(slot + PUSHING_AT)
+        file.write(struct.pack("<I", row["task"] + 1))
+    node.bury(peer)
+    assert tasks.next_task(client, 0.0, 0.0) == NO_TASK
+    assert not handles.is_ready(client, result)

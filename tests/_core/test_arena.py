@@ -2,12 +2,13 @@
 
 import random
 import textwrap
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from fastrt._core.memory import arena
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, spill
 from fastrt._core.repair import fsck
 from fastrt.errors import ObjectStoreFullError
 
@@ -125,7 +126,7 @@ def test_store_grows_by_64_mib_only_when_needed(make_node):
     assert fsck.usage(node.client)["bytes_committed"] == 0
     steps = []
     held = []
-    for nbytes in (1, 60 << 20, 60 << 20, 70 << 20):
+    for nbytes in (1, 60 << 20, 60 << 20, 68 << 20):
         held.append(handles.create(node.client, nbytes + 100, node.KIND))
         steps.append(fsck.usage(node.client)["bytes_committed"] >> 20)
     assert steps == [64, 64, 128, 192]
@@ -199,3 +200,48 @@ def test_two_processes_allocate_from_one_store(make_node):
         peer.start(textwrap.dedent(code.format(seed=seed)))
     assert [peer.finish() for peer in peers] == [True, True]
     assert fsck.fsck(node.client, quiet=True) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_free_runs_are_what_a_model_of_the_memory_says(make_node, seed):
+    """Values of random sizes come and go: blocks and free runs cover the memory, and no two free runs touch."""
+    node = make_node(store_bytes=8 << 20)
+    client, rng = node.client, random.Random(seed)
+    while arena.grow(client):
+        pass
+    held = []
+    for step in range(1500):
+        if held and (rng.random() < 0.45 or step > 1400):
+            held.pop(rng.randrange(len(held)))
+        else:
+            try:
+                held.append(node.put(rng.choice((100, 5000, 16384, 40_000, 300_000, 1 << 20))))
+            except ObjectStoreFullError:
+                held.pop(rng.randrange(len(held)))
+        if step % 10 == 0:
+            runs = spill.free_runs(client)
+            blocks = [(row[2], row[1]) for row in spill.candidates(client)]
+            pieces = sorted(runs + blocks)
+            assert all(one[0] + one[1] <= two[0] for one, two in pairwise(pieces)), "memory is given twice"
+            assert all(one[0] + one[1] < two[0] for one, two in pairwise(runs)), "neighbours were not joined"
+            assert sum(nbytes for _, nbytes in runs) + arena.room(client)[0] == 8 << 20
+    held.clear()
+    assert fsck.fsck(client, quiet=True) == []
+
+
+def test_small_values_lie_at_the_low_end_and_then_at_the_high_end(make_node):
+    """Between large values they would divide the room that these leave behind."""
+    node = make_node(store_bytes=16 << 20)
+    client = node.client
+    assert arena.grow(client)
+    start = spill.free_runs(client)[0][0]
+    large = [node.put(1 << 20) for _ in range(3)]
+    small = [node.put(16_000) for _ in range(16)]
+    places = [address(client, ref) - address(client, small[0]) for ref in small]
+    assert places == [k * node.PAGE for k in range(16)]
+    assert spill.free_runs(client)[0][0] == start + (3 << 20) + 16 * node.PAGE
+    small += [node.put(16_000) for _ in range(16)]
+    large += [node.put(12 << 20)]
+    assert [nbytes for _, nbytes in spill.free_runs(client)] == [32 * node.PAGE]
+    del large
+    assert max(nbytes for _, nbytes in spill.free_runs(client)) >= 15 << 20

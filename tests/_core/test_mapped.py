@@ -187,3 +187,13 @@ for one in kept:
     assert names(folder) == 0
     assert remote.is_missing(client, ref)
     assert mapped.fetch(client, ref) is not None
+
+
+def test_file_of_a_value_that_is_freed_while_a_new_daemon_names_the_folder_is_removed(node, client, folder):
+    peer = node.peer()
+    peer.start(f"for _ in range(300_000): spill.configure(client, {str(folder)!r})")
+    for _ in range(300):
+        ref = put(folder, client, b"x" * 100)
+        del ref
+    peer.finish(60.0)
+    assert names(folder) == 0

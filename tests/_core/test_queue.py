@@ -226,3 +226,82 @@ def test_priority_out_of_range_is_refused(node, client, function):
     for priority in (submission.PRIORITY_MAX + 1, -submission.PRIORITY_MAX - 1):
         with pytest.raises(ValueError, match=f"priority is {priority}; it must be from -100 to 100"):
             submit_ranked(client, function, 1, priority)
+
+
+class Pipeline:
+    """A store of 16 MiB in which tasks wait for the values of others."""
+
+    LARGE = 1 << 20
+
+    def __init__(self, node, function):
+        self.client, self.function = node.client, function
+        self.held = [node.put(self.LARGE) for _ in range(5)]  # more than a quarter
+        submit(self.client, function, "head")
+        assert take(self.client) == "head"
+
+    def waiting(self, name: str):
+        """A task whose value does not exist yet, and the reference; the task is running."""
+        ref = self.submit(name)
+        task = tasks.next_task(self.client, 0.0, 0.0)
+        assert tasks.arguments(self.client, task)[1] == (name,)
+        return task, ref
+
+    def submit(self, *args):
+        return submission.submit(self.client, submission.TaskOptions(self.function), args)
+
+    def end(self, task: int, nbytes: int) -> None:
+        writer = handles.result(self.client, task, 0, nbytes, 16)
+        writer.seal()
+        tasks.finish(self.client, task)
+
+    def names(self) -> list[str]:
+        """The queued tasks in the order in which they are taken."""
+        found = []
+        while (task := tasks.next_task(self.client, 0.0, 0.0)) >= 0:
+            found.append(next(arg for arg in tasks.arguments(self.client, task)[1] if isinstance(arg, str)))
+            tasks.finish_scalar(self.client, task, None)
+        return found
+
+
+def test_task_with_a_large_fresh_argument_runs_first_while_memory_is_short(node, function):
+    pipe = Pipeline(node, function)
+    task, ref = pipe.waiting("make")
+    others = [pipe.submit(f"other {k}") for k in range(3)]
+    takers = [pipe.submit(ref, name) for name in ("total", "cut")]
+    pipe.end(task, pipe.LARGE)
+    assert pipe.names() == ["total", "cut", "other 0", "other 1", "other 2"]
+    assert fsck.fsck(pipe.client, quiet=True) == []
+    del others, takers
+
+
+@pytest.mark.parametrize(("nbytes", "held"), [(1000, 5), (1 << 20, 2)])
+def test_task_with_a_small_argument_or_in_an_empty_store_keeps_its_turn(node, function, nbytes, held):
+    pipe = Pipeline(node, function)
+    del pipe.held[held:]
+    task, ref = pipe.waiting("make")
+    others = [pipe.submit("other")]
+    others.append(pipe.submit(ref, "taker"))
+    pipe.end(task, nbytes)
+    assert pipe.names() == ["other", "taker"]
+
+
+def test_chain_of_large_values_does_not_keep_others_from_running(node, function):
+    """At most 64 tasks in a row go before the others."""
+    pipe = Pipeline(node, function)
+    task, ref = pipe.waiting("start")
+    other = pipe.submit("other")
+    chain = [ref]
+    for k in range(100):
+        chain.append(pipe.submit(chain[-1], f"link {k}"))
+    ran = []
+    while task >= 0:
+        if ran and ran[-1] == "other":
+            tasks.finish_scalar(pipe.client, task, None)
+        else:
+            pipe.end(task, 20_000)
+        task = tasks.next_task(pipe.client, 0.0, 0.0)
+        if task >= 0:
+            ran.append(next(arg for arg in tasks.arguments(pipe.client, task)[1] if isinstance(arg, str)))
+    assert ran.index("other") == 64
+    assert len(ran) == 101
+    del other

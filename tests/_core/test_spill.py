@@ -4,6 +4,7 @@ import pytest
 
 from fastrt._core.objects import handles, spill
 from fastrt._core.repair import fsck
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import FastrtError, ObjectStoreFullError, StaleReferenceError
 
 LARGE = 100_000  # above FRT_SPILL_BYTES_MIN
@@ -64,7 +65,7 @@ def test_candidates_are_what_has_not_been_used_for_longest(node, client, functio
     handles.read(client, refs[0])
     spill.tick(client)
     handles.read(client, refs[2])
-    assert [row[2] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
+    assert [row[3] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
     del small, box, pin
 
 
@@ -145,6 +146,37 @@ def test_restore_into_a_full_store_leaves_the_value_spilled(make_node):
     del filler
     restore(client, ref)
     assert bytes(handles.read(client, ref)[2]) == files[ref.objref]
+
+
+def test_spilled_arguments_of_the_next_tasks_are_listed_in_the_order_of_the_queue(node, client, function, directory):
+    refs = [node.put(LARGE) for _ in range(5)]
+    small = node.put(10)
+    for ref in (refs[0], refs[2], refs[3], refs[4]):
+        spill_out(client, ref)
+
+    def submit(*args, **options):
+        return submission.submit(client, submission.TaskOptions(function, 1, 0, 0, **options), args)
+
+    made = [submit(refs[2], small, refs[1]), submit(7, refs[0]), submit(refs[3])]
+
+    def listed(count):
+        return [row[1] for row in spill.wanted_next(client, count)]
+
+    assert spill.wanted_next(client, 0) == []
+    assert spill.wanted_next(client, 1) == [(refs[2].index, refs[2].objref, LARGE)]
+    assert listed(2) == [refs[k].objref for k in (2, 0)]
+    assert listed(100) == [refs[k].objref for k in (2, 0, 3)]
+    made.append(submit(refs[4], priority=5))
+    assert listed(1) == [refs[k].objref for k in (4, 2)]
+    task = tasks.next_task(client, 0.0, 0.0)
+    assert listed(100) == [refs[k].objref for k in (2, 0, 3)]
+    assert tasks.finish_scalar(client, task, 1)
+    restore(client, refs[2])
+    assert listed(100) == [refs[k].objref for k in (0, 3)]
+    while (task := tasks.next_task(client, 0.0, 0.0)) >= 0:
+        assert tasks.finish_scalar(client, task, 1)
+    assert listed(100) == []
+    del made
 
 
 def test_name_that_means_something_else_is_left_alone(node, client):
@@ -274,7 +306,7 @@ good
                 if spill.commit(client, ref.index):
                     rounds += 1
                     restore(client, ref)
-        for _, _, index, objref in spill.candidates(client):
+        for *_, index, objref in spill.candidates(client):
             if objref not in files:  # the peers' own, which go at any moment
                 data = spill.begin(client, index, objref)
                 if data is not None:
@@ -294,6 +326,7 @@ def test_call_with_a_closed_client_is_refused(node, client):
         lambda: spill.begin(other, index, objref),
         lambda: spill.begin_restore(other, index, objref),
         lambda: spill.candidates(other),
+        lambda: spill.free_runs(other),
         lambda: spill.commit(other, index),
         lambda: spill.configure(other, "/tmp"),
         lambda: spill.directory(other),
@@ -306,6 +339,7 @@ def test_call_with_a_closed_client_is_refused(node, client):
         lambda: spill.size(other, index),
         lambda: spill.tick(other),
         lambda: spill.totals(other),
+        lambda: spill.wanted_next(other, 1),
         lambda: spill.wait_restored(other, ref, 0.0),
         lambda: spill.wait_round(other, 0, 0.0),
     ):

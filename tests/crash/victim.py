@@ -54,8 +54,8 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel, self.wait,
-                self.watch, self.act, self.stream, self.queue, self.map, self.spill, self.record, self.bury,
+                self.go_first, self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel,
+                self.wait, self.watch, self.act, self.stream, self.queue, self.map, self.spill, self.record, self.bury,
                 self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
@@ -156,6 +156,19 @@ class Victim:
         made += [work.submit(c, f, INT, 5100 + k) for k in range(20)]  # more than the ring has cells
         work.run_all(c, f, 14)
         self.kept.append(made[::2])
+
+    def go_first(self) -> None:
+        """Tasks that go to the queue's front, because memory is short and they take a large value."""
+        c, f = self.client, self.function
+        try:
+            held = [work.put(c, 5400 + k, 150000) for k in range(4)]
+            made = work.submit(c, f, MANY, 5420)
+            taken = [work.submit(c, f, SUM, 5430 + k, [made[2]]) for k in range(2)]
+            work.run_all(c, f)
+            self.kept.append((made, taken))
+            del held
+        except ObjectStoreFullError:
+            self.kept.clear()  # others hold the rest
 
     def rank(self) -> None:
         """Tasks with priorities: run, waiting, cancelled, and as many stale ones as the heap has cells."""

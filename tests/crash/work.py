@@ -114,7 +114,7 @@ def load(client: Client, ref: Ref) -> tuple[int, bool, Any]:
 def spill_some(client: Client, most: int) -> None:
     """Move values that nobody has mapped to files."""
     folder = folder_of(client)
-    for _, _, index, objref in spill.candidates(client)[:most]:
+    for *_, index, objref in spill.candidates(client)[:most]:
         data = spill.begin(client, index, objref)
         if data is not None:
             with open(f"{folder}/{objref:016x}", "wb") as file:

@@ -100,12 +100,12 @@ class Scene:
         kept += [submission.submit(worker, submission.TaskOptions(known[1]), (1,)), *known]
         kept += self._actors(driver, other, function.objref, [put(driver, 60) for _ in range(3)], ready)
         tasks.next_task(other, 0.0, 0.0)
-        _, _, index, objref = spill.candidates(daemon)[0]
+        *_, index, objref = spill.candidates(daemon)[0]
         data = spill.begin(daemon, index, objref)
         assert data is not None
         del data
         spill.commit(daemon, index)
-        _, _, index, objref = spill.candidates(daemon)[0]
+        *_, index, objref = spill.candidates(daemon)[0]
         spill.begin(worker, index, objref)
         trace.record(daemon, trace.PUT, 1)
         self.objects = sorted({(ref.objref, handles.describe(ref.owner, ref)["index"]) for ref in kept})
@@ -309,7 +309,7 @@ class User:
 
     def spill(self) -> None:
         client = self.client
-        for _, _, index, objref in (attempt(spill.candidates, client) or [])[:4]:
+        for *_, index, objref in (attempt(spill.candidates, client) or [])[:4]:
             data = attempt(spill.begin, client, index, objref)
             if data is not None:
                 zlib.crc32(memoryview(data)[-64:])

@@ -24,12 +24,17 @@ def walk(s: Memory) -> list[int]:
     return starts if page == PAGES else []
 
 
-def find_run(s: Memory, n: int) -> Any:
-    """Take the lowest fitting run out of its bin: (page, its length), or None."""
-    for page in sorted(s["listed"]):
-        if s["pages"][page][1] >= n:
-            s["listed"] -= {page}
-            return page, s["pages"][page][1]
+def find_run(s: Memory, n: int, low: int) -> Any:
+    """Take the lowest fitting run out of its bin: (pages before those to use, first of these, their number), or None.
+
+    The pages before `low` are used only if there is no room behind them.
+    """
+    for first in (low, 0):
+        for page in sorted(s["listed"]):
+            start = max(page, first)
+            if page + s["pages"][page][1] >= start + n:
+                s["listed"] -= {page}
+                return start - page, start, page + s["pages"][page][1] - start
     return None
 
 
@@ -56,6 +61,7 @@ class Allocator(Model):
         "tail before the run is shortened": "runs", "home before owner": "runs", "page word before owner": "runs",
         "owner is given up before the page": "runs", "free looks at the owner": "runs",
         "rebuild frees what nobody owns": "runs", "bins are rebuilt after a death": "runs",
+        "the run is shortened last": "runs",
         "the hint is checked": "runs", "joined run leaves its bin": "runs", "slabs are rebuilt after a death": "slabs",
         "recovery frees by home": "slabs", "only an empty slab page goes back": "slabs",
     }  # fmt: skip
@@ -134,17 +140,20 @@ class Allocator(Model):
         put(s, "pages", page, (FREE, n))
         list_run(s, page)
 
-    def take_run(self, me: int, n: int, kind: str) -> Program:
+    def take_run(self, me: int, n: int, kind: str, low: int = 0) -> Program:
         yield from self.lock_extent(me)
-        found = yield at(A + "_take_run: page = _find_run"), find_run, n
+        found = yield at(A + "_take_run: page = _find_run"), find_run, n, low
         if found:
-            page, have = found
+            before, page, have = found
+            front = at(A + "_take_run: FRT_PAGE_FREE, 0, before)"), put, "pages", page - before, (FREE, before)
             tail = at(A + "_take_run: FRT_PAGE_FREE, 0, have - n"), put, "pages", page + n, (FREE, have - n)
             word = at(A + "_take_run: frt_page_word(kind, cls, n)"), put, "pages", page, (kind, n)
             home = at(A + "_take_run: home[0] ="), put, "home", me, (page, 0)
             owner = at(A + "_take_run: a32_store_rel(_owner"), set_owner, page, 0, me + 1
             if have > n and not self.no("tail before the run is shortened"):
                 yield tail
+            if before and self.no("the run is shortened last"):
+                yield front
             if kind == SLAB:
                 yield word
             elif self.no("page word before owner"):
@@ -153,15 +162,19 @@ class Allocator(Model):
                 yield word
             else:
                 yield word
+                if before and not self.no("the run is shortened last"):
+                    yield front
                 yield owner if self.no("home before owner") else home
                 yield home if self.no("home before owner") else owner
+            if before:
+                yield at(A + "_take_run: _bin_add(x, page - before"), list_run, page - before
             if have > n:
                 if self.no("tail before the run is shortened"):
                     yield tail
-                yield at(A + "_take_run: _bin_add"), list_run, page + n
-            del tail, word, home, owner
+                yield at(A + "_take_run: _bin_add(x, page + n"), list_run, page + n
+            del front, tail, word, home, owner
         yield at(A + "_take_run: frt_lock_give"), unlock, "extent"
-        return found[0] if found else -1
+        return found[1] if found else -1
 
     def free_run(self, page: int) -> Program:
         n = (yield at(A + "_free_run_locked: n = _pages_of"), get, "pages", page)[1]
@@ -264,7 +277,7 @@ class Allocator(Model):
     def runs(self, me: int, first: int, second: int) -> Program:
         yield from self.take_run(me, first, RUN)
         yield from self.free(me, me + 1)
-        yield from self.take_run(me, second, RUN)
+        yield from self.take_run(me, second, RUN, 1)
 
     def blocks(self, me: int) -> Program:
         yield from self.alloc_block(me)

@@ -1,6 +1,7 @@
 """The ready queue when it is full: two records and a ring of two cells for each, with cells that mean nobody any more.
 
-One task stays queued while another is submitted and cancelled again and again, each time in the same record.
+One task stays queued while another is submitted and cancelled again and again, each time in the same record. The last
+time it goes to the front.
 """
 
 from collections.abc import Callable
@@ -34,15 +35,20 @@ class Ring(Model):
         t, gen = s["cells"][cell % self.CELLS]
         return (t, gen), s["ready"][t] and (s["gen"][t] == gen or self.no("a cell means one tenant only"))
 
-    def push(self, me: int, t: int) -> Program:
+    def push(self, me: int, t: int, first: bool) -> Program:
         gen = yield at(Q + "queue_push: a64_load_acq(x.task_words + t)"), get, "gen", t
         yield at(Q + "_lock: frt_lock_take"), lock, "queue", me
         tail = yield at(Q + "queue_push: sb.ring_tail - sb.ring_head"), load, "tail"
         head = yield at(Q + "queue_push: sb.ring_tail - sb.ring_head"), load, "head"
         if tail - head == self.CELLS:
             yield from self.drop_stale(tail)
-        yield at(Q + "queue_push: x.ring[sb.ring_tail"), put, "cells", tail % self.CELLS, (t, gen)
-        yield at(Q + "queue_push: a64_store_sc(&sb.ring_tail"), store, "tail", tail + 1
+            head = yield at(Q + "queue_push: first and sb.ring_head"), load, "head"
+        if first and head:
+            yield at(Q + "queue_push: x.ring[(sb.ring_head - 1)"), put, "cells", (head - 1) % self.CELLS, (t, gen)
+            yield at(Q + "queue_push: a64_store_sc(&sb.ring_head"), store, "head", head - 1
+        else:
+            yield at(Q + "queue_push: x.ring[sb.ring_tail"), put, "cells", tail % self.CELLS, (t, gen)
+            yield at(Q + "queue_push: a64_store_sc(&sb.ring_tail"), store, "tail", tail + 1
         yield at(Q + "queue_push: frt_lock_give"), unlock, "queue"
 
     def drop_stale(self, tail: int) -> Program:
@@ -59,7 +65,7 @@ class Ring(Model):
             t = min(k, 1)
             yield at("records.task_done: FRT_TASK_RESERVED"), self.recycle, t
             yield at(S + "_commit_task: a64_store_sc(x.task_words"), put, "ready", t, True
-            yield from self.push(me, t)
+            yield from self.push(me, t, k == 5)
             yield "ghost: queued", bit_on, "seen", t
 
     def recycle(self, s: Memory, t: int) -> None:
@@ -69,7 +75,7 @@ class Ring(Model):
 
     def worker(self, me: int) -> Program:
         """Comes late: when the submitter is done, or dead."""
-        yield "waits", lambda s: None if s["dead"] or (s["tail"] >= 6 and not s["queue"]) else BLOCKED
+        yield "waits", lambda s: None if s["dead"] or (s["tail"] >= 5 and not s["queue"]) else BLOCKED
         yield at(Q + "_lock: frt_lock_take"), lock, "queue", me
         while True:
             head = yield at(Q + "queue_pop: sb.ring_head != sb.ring_tail"), load, "head"

@@ -9,18 +9,13 @@ import psutil
 import pytest
 
 import fastrt
-from support.cluster import RunningNode
+from support.cluster import two_nodes
 
 
 @pytest.fixture(scope="module")
 def nodes(runtime_dir):
-    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
-    more = ("--num-workers", "2", "--name", "two", "--resources", '{"gpu": 1, "seat": 3}')
-    other = RunningNode(runtime_dir, "--address", head.head, *more)
-    yield head, other
-    for node in (other, head):
-        out, err = node.stop()
-        assert node.process.returncode == 0, out + err
+    with two_nodes(runtime_dir, 2, "--resources", '{"gpu": 1, "seat": 3}') as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")

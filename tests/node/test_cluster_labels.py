@@ -3,23 +3,15 @@
 import pytest
 
 import fastrt
-from support.cluster import RunningNode
+from support.cluster import RunningNode, two_nodes
 
 PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def nodes(runtime_dir):
-    head = RunningNode(
-        runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one", "--labels", "zone=a"
-    )
-    two = RunningNode(
-        runtime_dir, "--address", head.head, "--num-workers", "1", "--name", "two", "--labels", '{"zone": "b"}'
-    )
-    yield [head, two]
-    for node in (two, head):
-        out, err = node.stop()
-        assert node.process.returncode == 0, out + err
+    with two_nodes(runtime_dir, 1, "--labels", '{"zone": "b"}', of_head=("--labels", "zone=a")) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,13 @@ def first_spilled(refs: list[fastrt.ObjectRef]) -> fastrt.ObjectRef:
     return next(ref for ref in refs if spill.is_spilled(client(), ref))
 
 
+def restore(ref: fastrt.ObjectRef, wait_until) -> None:
+    """Read a value so often that the daemon restores it."""
+    for _ in range(3):
+        fastrt.get(ref)
+    wait_until(lambda: not spill.is_spilled(client(), ref), "the value to be restored")
+
+
 def file_of(spills: Path, ref: fastrt.ObjectRef) -> Path:
     return spills / f"{ref.objref:016x}"
 
@@ -55,6 +62,42 @@ def test_twice_the_store_is_read_back_right(spills):
         assert [fastrt.get(ref)[0] for ref in refs] == list(range(32))
     assert spill.totals(client())["restored_objects"] >= 16
     assert fsck.fsck(client()) == []
+
+
+def test_restored_value_keeps_its_file_and_is_not_written_again(spills, wait_until):
+    refs = put_arrays(40)
+    victim = first_spilled(refs)
+    del refs
+    restore(victim, wait_until)
+    about = os.statvfs(spills)
+    if about.f_bavail < 0.11 * about.f_blocks:
+        pytest.skip("the disk is nearly full: files of restored values are removed")
+    before = file_of(spills, victim).stat()
+    spill.tick(client())
+    more = put_arrays(48)
+    assert spill.is_spilled(client(), victim)
+    after = file_of(spills, victim).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert fastrt.get(victim)[0] == fastrt.get(victim)[-1]
+    assert fastrt.get(more[-1])[0] == 47
+    del victim, more
+    wait_until(lambda: not list(spills.iterdir()), "no file left")
+
+
+def test_kept_file_that_was_replaced_meanwhile_is_written_again(spills, wait_until):
+    refs = put_arrays(40)
+    victim = first_spilled(refs)
+    value = fastrt.get(victim, copy=True)
+    del refs
+    restore(victim, wait_until)
+    path = file_of(spills, victim)
+    path.unlink(missing_ok=True)
+    path.write_bytes(b"something else")
+    spill.tick(client())
+    more = put_arrays(48)
+    assert spill.is_spilled(client(), victim)
+    assert np.array_equal(fastrt.get(victim), value)
+    del more
 
 
 def test_files_go_with_their_values(spills, wait_until):

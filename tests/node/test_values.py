@@ -20,7 +20,7 @@ from support.sides import Side, in_loop
 from support.sites import Proxy, Unbound
 
 TOKEN = new_token()
-Report = message_set("node").message("fastrt.node.Report")
+Report, Frame, Value = (message_set("node").message(f"fastrt.node.{name}") for name in ("Report", "Frame", "Value"))
 PATIENCE_S = 20.0
 NBYTES = 8 << 20
 
@@ -237,6 +237,56 @@ def test_value_that_shares_the_source_of_an_unused_one_is_made_again_when_it_is_
             found = await asyncio.to_thread(here.store.get, first, PATIENCE_S)
             np.testing.assert_array_equal(found, pattern(5))
             del found, first, holder
+
+    asyncio.run(play())
+
+
+def test_result_that_is_about_to_be_sent_keeps_the_value_that_another_node_has(wait_until):
+    """A task came here and was forwarded on, here to the node that it came from. Unused values are released then."""
+
+    async def play():
+        async with pair(wait_until) as (there, here):
+            on_frame = here.exchange.on_frame
+
+            def then_tidy(frame):
+                on_frame(frame)
+                here.exchange.tidy(set())  # before the event loop sends the results that this frame has brought
+
+            here.exchange.on_frame = then_tidy
+            result = there.forward(1)
+            here.exchange.forward(await lent_task(wait_until, here))
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(7)))
+            core.finish(there.client, task)
+            found = await asyncio.to_thread(there.store.get, result, PATIENCE_S)
+            np.testing.assert_array_equal(found, pattern(7))
+            del found, result
+
+    asyncio.run(play())
+
+
+def test_result_that_is_a_value_without_a_known_source_becomes_an_error(wait_until):
+    """The event loop must not wait for the value: only the loop itself could fetch it."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            first = here.forward(1)
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(8)))
+            core.finish(there.client, task)
+            await asyncio.to_thread(
+                wait_until, lambda ref=first: here.exchange.traffic.remote.find(ref.objref), "its source"
+            )
+            here.exchange.traffic.remote.forget(first.objref)
+            here.exchange.references.name_again(first)
+            second = here.forward(2)
+            task = await lent_task(wait_until, there)
+            here.exchange.on_frame(Frame(value=[Value(task=2, yours=first.objref)]))
+            with pytest.raises(ObjectLostError, match="where its value is"):
+                await asyncio.to_thread(here.store.get, second, PATIENCE_S)
+            assert core.finish_scalar(there.client, task, None)
+            here.exchange.references.released(first.objref, 1)
+            del first, second
 
     asyncio.run(play())
 

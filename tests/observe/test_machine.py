@@ -149,7 +149,13 @@ def test_clock_that_was_never_set_is_wrong():
 
 @pytest.mark.parametrize(
     ("version", "implementation", "level"),
-    [((3, 10), "cpython", FINE), ((3, 14), "cpython", FINE), ((3, 9), "cpython", NOTE), ((3, 11), "pypy", WRONG)],
+    [
+        ((3, 10), "cpython", FINE),
+        ((3, 15), "cpython", FINE),
+        ((3, 16), "cpython", NOTE),
+        ((3, 9), "cpython", NOTE),
+        ((3, 11), "pypy", WRONG),
+    ],
 )
 def test_python_is_judged(version, implementation, level):
     assert check_python(version, implementation).level == level

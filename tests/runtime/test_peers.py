@@ -15,6 +15,7 @@ import pytest
 from fastrt.net.grpc.auth import read_token
 from fastrt.net.grpc.identity import Identity
 from fastrt.scheduler import SchedulerClient
+from support.go_env import go_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/peers.md").read_text()
@@ -111,6 +112,28 @@ def modules():
 def test_javascript_peer_of_the_page_calls_a_function(place, peer, modules):
     (place[0] / "peer.js").write_text(block("javascript"))
     assert peer("node", "peer.js", NODE_PATH=str(modules)) == "144\n"
+
+
+@pytest.mark.skipif(go_environment() is None, reason="tests/support/go_env.py was not run")
+@pytest.mark.timeout(900)
+def test_go_peer_of_the_page_calls_a_function(place, peer):
+    folder, variables = place[0] / "go", go_environment()
+    folder.mkdir()
+    for name in ("protos", "client"):
+        (folder / name).symlink_to(place[0] / name)
+    (folder / "peer.go").write_text(block("go"))
+    script = "\n".join(line[2:] for line in block("console", 2).splitlines())
+    script = script.replace("protoc ", f"{shlex.quote(sys.executable)} -m grpc_tools.protoc ")
+    # Without the Go proxy there are no modules: the generated package is found in GOPATH.
+    script = re.sub(r"^go mod.*\n?", "", script, flags=re.M)
+    environment = {**os.environ, **variables}
+    subprocess.run(["sh", "-ec", script], cwd=folder, env=environment, check=True, timeout=60)
+    (folder / "path/src").mkdir(parents=True)
+    (folder / "path/src/peer").symlink_to(folder)
+    environment["GOPATH"] += f":{folder / 'path'}"
+    build = subprocess.run(["go", "build", "-o", "peer", "peer.go"], cwd=folder, env=environment, capture_output=True)
+    assert build.returncode == 0, build.stderr
+    assert peer(str(folder / "peer")) == "144\n"
 
 
 def test_protos_are_written_whole_and_replaced_only_by_force(tmp_path):

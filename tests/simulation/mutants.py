@@ -44,6 +44,8 @@ MUTANTS = [
            "max(form.left - 1, 0)", "form.left"),
     Mutant("35c16f7: cancellations are not passed on", "peer_stream",
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", ""),
+    Mutant("7eff943: results of accepted tasks are released", "peer_stream",
+           "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()"),
     Mutant("ca54da5: forgets a function that came again", "sent_functions",
            "if found is not None and found[1] > 1:", "if False:"),
     # ---- rules taken away ----

@@ -106,15 +106,18 @@ def wakes_per_s(processes: Sequence[psutil.Process], seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def two_nodes(runtime_dir: Path, workers: int, *options: str) -> Iterator[tuple[RunningNode, RunningNode]]:
+def two_nodes(
+    runtime_dir: Path, workers: int, *options: str, of_head: Sequence[str] = ()
+) -> Iterator[tuple[RunningNode, RunningNode]]:
     """A head with one worker, "one", and "two" with so many and these options; tests may kill the latter."""
-    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one", *of_head)
     more = ("--num-workers", str(workers), "--name", "two", *options)
     other = RunningNode(runtime_dir, "--address", head.head, *more)
     yield head, other
     if other.process.returncode is None:
-        _, err = other.stop()
+        out, err = other.stop()
         assert "Traceback" not in err, err
+        assert other.process.returncode == 0, out + err
     out, err = head.stop()
     assert "Traceback" not in err, err
     assert head.process.returncode == 0, out + err

@@ -192,6 +192,22 @@ def test_ready_of_groups_outlives_the_daemon(rt, wait_until):
     wait_until(lambda: has(**ALL), "everything to be free")
 
 
+def test_new_daemon_knows_all_groups_before_the_zygote_has_named_its_workers(rt, wait_until):
+    groups = [fastrt.placement_group([{"license": 1.5}]) for _ in range(2)]
+    assert groups[0].wait(30)
+    zygote = psutil.Process(rt._processes.zygote.pid)
+    zygote.suspend()
+    try:
+        has_died(rt)
+        states = [fastrt.placement_group_table(group)["state"] for group in groups]
+    finally:
+        zygote.resume()
+    assert states == ["CREATED", "PENDING"]
+    for group in groups:
+        fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
 @pytest.mark.parametrize("reserved", [True, False])
 def test_group_that_is_removed_while_the_daemon_is_replaced_leaves_nothing_reserved(rt, wait_until, reserved):
     """A new daemon learns of groups that wait later than of those that have something."""

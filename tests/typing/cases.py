@@ -8,10 +8,12 @@ import concurrent.futures
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import assert_type
 
 import fastrt
-from fastrt import ActorHandle, ObjectRef, ObjectRefGenerator, RemoteFunction
+from fastrt import ActorHandle, ObjectRef, ObjectRefGenerator, RemoteFunction, collective, ps
 from fastrt.actor import Actor, method
 from fastrt.tasks.actor_handle import ActorMethod
 
@@ -158,6 +160,7 @@ wrong_result: ObjectRef[str] = add.remote(1, 2)  # wrong: type of the result
 wrong_value: str = fastrt.get(add.remote(1, 2))  # wrong: type of the result
 fastrt.get(add.remote(1, 2)).upper()  # wrong: type of the result
 add.remotely(1, 2)  # wrong: no such method
+fastrt.remotely(len)  # wrong: no such name
 
 # ---- generators ----
 
@@ -450,6 +453,113 @@ with fastrt.Executor(max_workers=2) as executor:
     executor.submit(half, 1, digit=2)  # wrong: keyword
     executor.submit(half, text)  # wrong: type of a reference's value
     executor.submit(1)  # wrong: not a function
+
+# ---- collectives ----
+
+doubles: npt.NDArray[np.float64] = np.zeros(4)
+out: npt.NDArray[np.int32] = np.zeros(4, np.int32)
+halves = collective.as_bfloat16(np.zeros(4, np.uint16))
+later = bool(input())
+
+with collective.init_group(rank=0, world_size=2) as group:
+    assert_type(group.rank, int)
+    assert_type(group.barrier(), None)
+    assert_type(group.barrier(async_op=True), collective.Handle[None])
+    assert_type(group.all_reduce(doubles), npt.NDArray[np.float64])
+    assert_type(group.all_reduce(doubles, "max", timeout=1.0), npt.NDArray[np.float64])
+    assert_type(group.all_reduce(doubles, out=out), npt.NDArray[np.int32])
+    assert_type(group.all_reduce(doubles, async_op=True), collective.Handle[npt.NDArray[np.float64]])
+    assert_type(group.all_reduce(doubles, async_op=True).wait(), npt.NDArray[np.float64])
+    assert_type(group.all_reduce(doubles, async_op=True).done(), bool)
+    assert_type(group.all_reduce(doubles, async_op=later), Any)
+    assert_type(group.all_reduce(bytearray(8)), bytearray)
+    assert_type(group.all_reduce_shared(doubles), npt.NDArray[np.float64])
+    assert_type(group.reduce(doubles, dst=1, op="avg"), npt.NDArray[np.float64] | None)
+    assert_type(group.reduce_scatter(doubles), npt.NDArray[np.float64])
+    assert_type(group.reduce_scatter(doubles, out=out), npt.NDArray[np.int32])
+    assert_type(group.all_gather(doubles), npt.NDArray[np.float64])
+    assert_type(group.all_gather(halves, async_op=True).wait().shape, tuple[int, ...])
+    assert_type(group.gather(doubles), npt.NDArray[np.float64] | None)
+    assert_type(group.broadcast(out, src=1), npt.NDArray[np.int32])
+    assert_type(group.broadcast(halves).dtype, str)
+    assert_type(group.scatter(doubles), npt.NDArray[np.float64])
+    assert_type(group.scatter(out=out, src=1), npt.NDArray[np.int32])
+    assert_type(group.all_to_all(doubles, async_op=True).wait(1.0), npt.NDArray[np.float64])
+    assert_type(group.send(doubles, 1), None)
+    assert_type(group.recv(doubles, 1, tag=3), npt.NDArray[np.float64])
+    assert_type(group.isend(doubles, 1), collective.Handle[None])
+    assert_type(group.irecv(doubles, 1).wait(), npt.NDArray[np.float64])
+    assert_type(group.all_gather_object("a"), list[str])
+    assert_type(group.destroy(), None)
+    group.all_reduce([1.0])  # wrong: not an array
+    group.all_reduce(doubles, "mean")  # wrong: operation
+    group.all_reduce(doubles, async_op=1)  # wrong: type of an argument
+    group.all_reduce(doubles, async_op=True).sum()  # wrong: a handle has no sum
+    group.all_gather(doubles).wait()  # wrong: an array is no handle
+    group.broadcast(doubles, root=1)  # wrong: keyword
+    group.broadcast()  # wrong: count
+    group.scatter(doubles, "a")  # wrong: type of an argument
+    group.reduce(doubles).sum()  # wrong: None on other ranks
+    group.send(doubles)  # wrong: count
+    group.recv("a", 1)  # wrong: not an array
+    group.irecv(doubles, 1).wait().upper()  # wrong: type of the result
+    group.sum(doubles)  # wrong: no such operation
+
+joined = collective.get_group("workers")
+assert_type(joined.all_reduce(doubles), npt.NDArray[np.float64])
+assert_type(joined.split("a"), collective.Group | None)
+assert_type(collective.create_group([counter, plain]), collective.ActorGroup)
+joined.all_reduce(1)  # wrong: not an array
+collective.create_group([1])  # wrong: not actors
+collective.init_group(rank=0)  # wrong: count
+collective.init_group(rank="0", world_size=2)  # wrong: type of an argument
+
+
+async def reduced() -> None:
+    assert_type(await joined.all_reduce(doubles, async_op=True), npt.NDArray[np.float64])
+    assert_type(await table.pull(async_op=True), npt.NDArray[np.float32])
+
+
+# ---- parameter tables ----
+
+servers = ps.start(2, "ssp", staleness=1, num_workers=2)
+table = servers.table("weights", (4, 4), init=ps.Normal(0.1), optimizer=ps.Adam(lr=0.1))
+rows = servers.embedding("words", 16, init=0.5, capacity=1000)
+grad: npt.NDArray[np.float32] = np.zeros((4, 4), np.float32)
+assert_type(servers, ps.Cluster)
+assert_type(table, ps.Table)
+assert_type(rows, ps.Embedding)
+assert_type(table.shape, tuple[int, ...])
+assert_type(table.pull(), npt.NDArray[np.float32])
+assert_type(table.pull(out=grad, timeout=1), npt.NDArray[np.float32])
+assert_type(table.pull(async_op=True), ps.Handle[npt.NDArray[np.float32]])
+assert_type(table.pull(async_op=True).wait(), npt.NDArray[np.float32])
+assert_type(table.pull(async_op=later), npt.NDArray[np.float32] | ps.Handle[npt.NDArray[np.float32]])
+assert_type(table.push(grad, lr=0.1), None)
+assert_type(table.push(grad, async_op=True), ps.Handle[None])
+assert_type(table.push_pull(grad), npt.NDArray[np.float32])
+assert_type(table.push_pull(grad, async_op=True).wait(), npt.NDArray[np.float32])
+assert_type(rows.dim, int)
+assert_type(rows.pull([1, 2]), npt.NDArray[np.float32])
+assert_type(rows.pull(np.arange(3)), npt.NDArray[np.float32])
+assert_type(rows.pull([[1], [2]], async_op=True).wait(), npt.NDArray[np.float32])
+assert_type(rows.push([1, 2], grad), None)
+assert_type(rows.push(np.arange(3), grad, async_op=True), ps.Handle[None])
+ps.start(2, "fast")  # wrong: value of an argument
+ps.start("2")  # wrong: type of an argument
+servers.table("weights")  # wrong: count
+servers.table("weights", (4, 4), optimizer="adam")  # wrong: not an optimizer
+servers.table("weights", (4, 4), nan="ignore")  # wrong: value of an argument
+servers.embedding("words", 16, init="normal")  # wrong: type of an argument
+table.push([1.0])  # wrong: not an array
+table.push(doubles)  # wrong: type of the array's elements
+table.push(grad, rate=0.1)  # wrong: keyword
+table.pull(async_op=True).sum()  # wrong: a handle has no sum
+table.push_pull()  # wrong: count
+rows.pull(["a"])  # wrong: keys are integers
+rows.pull(doubles)  # wrong: keys are integers
+rows.push([1, 2])  # wrong: count
+wrong_pull: str = table.pull()  # wrong: type of the result
 
 # ---- annotations ----
 

@@ -174,6 +174,13 @@ class Ledger:
         """Return all tasks and calls of the peer on this node."""
         return list(self._in.values())
 
+    def awaited(self) -> set[int]:
+        """Return the numbers of the results that the peer waits for: only this process may hold them until it has them.
+
+        They can be stand-ins for values of other nodes, or of the peer itself: a task can be forwarded on, and back.
+        """
+        return {ref.objref for accepted in self._in.values() for ref in accepted.results}
+
     def result_sent(self, number: int) -> bool:
         """Count a result that the peer has; return whether it was the last one, with which the task is removed."""
         accepted = self._in.get(number)

@@ -379,10 +379,14 @@ class Exchange:
             self.streams.stop(message.objref)
             self.traffic.released(message.objref)
 
+    def needs(self) -> set[int]:
+        """Return the numbers of the objects of this node that the peer holds or waits for."""
+        return self.references.exported | self.ledger.awaited()
+
     def tidy(self, needed: set[int]) -> None:
         """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""
         self.functions.tidy()
-        needed = needed | self.traffic.arrivals.named()
+        needed = needed | self.traffic.arrivals.named() | self.ledger.awaited()
         for objref, standin in self.references.given_up(needed, self.remote_actors.is_used):
             self.remote_actors.given_up(standin.ref.objref)
             self.traffic.remote.forget(standin.ref.objref)

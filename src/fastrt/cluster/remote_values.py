@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from fastrt.cluster.lineage import Origin
     from fastrt.cluster.peer_stream import Exchange
 
+_NO_SOURCE = "an object of another node is lost: the process that knew where its value is was killed"
+
 
 @dataclass
 class Source:
@@ -176,8 +178,7 @@ class RemoteValues:
         with contextlib.suppress(FastrtError):  # dropped meanwhile
             ref = handles.acquire(self._client, objref, index)
             if remote.is_missing(self._client, ref):
-                why = "an object of another node is lost: the process that knew where its value is was killed"
-                Replacement(self._store, self, ref).fail(ObjectLostError(why))
+                Replacement(self._store, self, ref).fail(ObjectLostError(_NO_SOURCE))
 
     def _is_absent(self, objref: int) -> bool:
         waiting = (values for absent in self._absent.values() for values in absent.values.values())
@@ -301,6 +302,8 @@ class RemoteValues:
     def follow(self, made: Replacement | Any, ref: ObjectRef) -> bool:
         """Give a lost value the source of another object; wait for that one if it is lost too, or its stream has ended.
 
+        Without a known source, the value becomes an error: the event loop cannot wait for bytes that only it can fetch.
+
         Args:
             made: the lost value's `Replacement`, or anything with its methods.
             ref: the other object, which is sealed.
@@ -312,10 +315,13 @@ class RemoteValues:
             lost.then.append(lambda: self.follow(made, ref) or made.copy_of(ref))
             return True
         source = self._sources.get(ref.objref)
-        if source is None:
-            return False
-        made.point_at(source)
-        return True
+        if source is not None:
+            made.point_at(source)
+            return True
+        if remote.is_missing(self._client, ref):
+            made.fail(ObjectLostError(_NO_SOURCE))
+            return True
+        return False
 
     def resolved(self, objref: int) -> None:
         """Continue with the values that wait for this one, which has a source or bytes again."""

@@ -415,7 +415,7 @@ class Uplink:
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 used = self._tables.remote.tidy() | set(self._tables.lineage.wanted) | self._finder.kept()
                 for exchange in list(self._exchanges):
-                    needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
+                    needed = set[int]().union(*(e.needs() for e in self._exchanges if e is not exchange))
                     exchange.tidy(needed | used)
                     if exchange.node and exchange.idle.look(is_used(exchange), now, self._idle_s):
                         exchange.out.stir()

@@ -16,6 +16,8 @@ from fastrt.store import client as store_client
 
 if TYPE_CHECKING:
     from fastrt.collective.group import Group
+    from fastrt.tasks.actor_handle import ActorHandle
+    from fastrt.tasks.method import Actor
 
 _GRACE_S = 5.0  # added to the ranks' timeout, so that their error arrives, which names the missing ranks
 _joined: dict[str, Group] = {}  # the groups of this process, by name
@@ -48,7 +50,12 @@ class ActorGroup:
     """
 
     def __init__(
-        self, name: str, actors: Sequence[Any], address: str | None, timeout: float, insecure: bool = False
+        self,
+        name: str,
+        actors: Sequence[ActorHandle | Actor],
+        address: str | None,
+        timeout: float,
+        insecure: bool = False,
     ) -> None:
         self.name = name
         self.actors = list(actors)
@@ -97,7 +104,7 @@ class ActorGroup:
 
 
 def create_group(
-    actors: Sequence[Any],
+    actors: Sequence[ActorHandle | Actor],
     *,
     name: str = "default",
     address: str | None = None,

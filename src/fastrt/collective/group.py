@@ -8,14 +8,23 @@ from __future__ import annotations
 import json
 import operator
 import pickle
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from fastrt.collective import typed
 from fastrt.collective.buffers import new_like, shape_of
 from fastrt.collective.handles import Handle
 from fastrt.foreign_text import read_json
 
+if TYPE_CHECKING:
+    from fastrt.collective.typed import Array
+
+_A = TypeVar("_A", bound="Array")
+_G = TypeVar("_G", bound="Group")
+_V = TypeVar("_V")
 _SIZE = np.dtype(np.int64)
 _PLAIN_BYTES_MAX = 1 << 20  # for fastrt's internal data
 
@@ -78,7 +87,7 @@ class Group:
         """
         raise NotImplementedError
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _G) -> _G:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,6 +109,54 @@ class Group:
 
     # ---- operations on arrays ----
 
+    @typed.waits
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Wait until all ranks have called this.
+
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
+    @typed.combines
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Args:
+            array: of the same type and size on all ranks; holds the result, unless `out` is given.
+            op: sum, prod, min, max, avg, band, bor.
+            out: an array for the result; default: `array`.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            The array with the result.
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
+    @typed.combines_shared
+    def all_reduce_shared(
+        self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine like `all_reduce` into a new read-only array.
+
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
+    def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+        """An uninitialised array in the shared memory of this machine's ranks.
+
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
+    @typed.combines_on_one
     def reduce(
         self,
         array: Any,
@@ -125,6 +182,7 @@ class Group:
         target = None if self.rank != dst else array if out is None else out
         return self._do("reduce", array, target, dst, op, timeout, async_op)
 
+    @typed.divides
     def reduce_scatter(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -144,6 +202,7 @@ class Group:
         out = new_like(array, self._shared_out(array)) if out is None else out
         return self._do("reduce_scatter", array, out, 0, op, timeout, async_op)
 
+    @typed.collects
     def all_gather(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Collect the arrays of all ranks on every rank.
 
@@ -158,6 +217,7 @@ class Group:
         out = new_like(array, (self.world_size, *shape_of(array))) if out is None else out
         return self._do("all_gather", array, out, 0, "sum", timeout, async_op)
 
+    @typed.collects_on_one
     def gather(
         self, array: Any, dst: int = 0, out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -170,6 +230,7 @@ class Group:
             out = new_like(array, (self.world_size, *shape_of(array)))
         return self._do("gather", array, out if self.rank == dst else None, dst, "sum", timeout, async_op)
 
+    @typed.copies
     def broadcast(self, array: Any, src: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Copy the array of rank `src` to all ranks.
 
@@ -190,6 +251,7 @@ class Group:
         self.perform("broadcast", array if gives else None, None if gives else array, src, "sum", timeout)
         return array
 
+    @typed.scatters
     def scatter(
         self,
         array: Any = None,
@@ -218,6 +280,7 @@ class Group:
             out = new_like(array, self._shared_out(array))
         return self._do("scatter", array if self.rank == src else None, out, src, "sum", timeout, async_op)
 
+    @typed.collects
     def all_to_all(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Exchange parts: each rank gets its part of every rank's array.
 
@@ -235,8 +298,27 @@ class Group:
         out = new_like(array, shape_of(array)) if out is None else out
         return self._do("all_to_all", array, out, 0, "sum", timeout, async_op)
 
+    # ---- derived groups ----
+
+    def split(self, color: int | str | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
+        """Make smaller groups of the ranks with the same color.
+
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
+    def rebuild(self, alive: Iterable[int], *, timeout: float | None = None) -> Group:
+        """Make a group of the remaining ranks, in the same order.
+
+        Raises:
+            NotImplementedError: always, in this base class.
+        """
+        raise NotImplementedError
+
     # ---- between two ranks ----
 
+    @typed.sends
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send an array's bytes to one rank.
 
@@ -245,6 +327,7 @@ class Group:
         """
         raise NotImplementedError
 
+    @typed.receives
     def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receive the next message with a tag from one rank.
 
@@ -253,15 +336,13 @@ class Group:
         """
         raise NotImplementedError
 
-    def isend(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> Handle:
+    def isend(self, array: Array, dst: int, tag: int = 0, *, timeout: float | None = None) -> Handle[None]:
         """Send in the background; the array must not change until the handle is done."""
-        handle: Handle = self.send(array, dst, tag, timeout=timeout, async_op=True)
-        return handle
+        return self.send(array, dst, tag, timeout=timeout, async_op=True)
 
-    def irecv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None) -> Handle:
+    def irecv(self, array: _A, src: int, tag: int = 0, *, timeout: float | None = None) -> Handle[_A]:
         """Receive in the background; the handle's result is `array`."""
-        handle: Handle = self.recv(array, src, tag, timeout=timeout, async_op=True)
-        return handle
+        return self.recv(array, src, tag, timeout=timeout, async_op=True)
 
     # ---- operations on objects ----
 
@@ -291,7 +372,7 @@ class Group:
         self.broadcast(body, src, timeout=timeout)
         return mine if self.rank == src else body.tobytes()
 
-    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
+    def all_gather_object(self, value: _V, *, timeout: float | None = None) -> list[_V]:
         """Collect the values of all ranks on every rank; they are pickled.
 
         Returns:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fastrt.errors import CollectiveTimeout
 from fastrt.net import background
+from fastrt.net.background import T
 
 
-class Handle(background.Handle):
+class Handle(background.Handle[T]):
     """A collective operation that runs in the background. `wait` for it, poll `done`, or `await` it.
 
     Made by `async_op=True` of an operation.

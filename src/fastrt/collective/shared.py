@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fastrt._core.collective.channel import Channels
 from fastrt._core.collective.collective import Collective
 from fastrt._core.collective.groups import GroupMemory
+from fastrt.collective import typed
 from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group, plain_wish
 from fastrt.collective.handles import Handle
@@ -33,6 +34,10 @@ class SharedGroup(Collective, Group):
         name: the group's name for users.
         group_id: the same on all ranks, and different from other groups'.
     """
+
+    if TYPE_CHECKING:
+        barrier: typed.Waits  # type: ignore[assignment]  # the stub of the core says less
+        all_reduce: typed.Combines  # type: ignore[assignment]
 
     def __init__(self, memory: GroupMemory, timeout: float, name: str, group_id: str) -> None:
         self.name = name
@@ -125,6 +130,7 @@ class SharedGroup(Collective, Group):
             return np.empty(dims, kind)
         return np.frombuffer(memory.allocate(nbytes), kind).reshape(dims)  # type: ignore[call-overload, no-any-return]
 
+    @typed.combines_shared
     def all_reduce_shared(
         self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -165,6 +171,7 @@ class SharedGroup(Collective, Group):
 
     # ---- between two ranks ----
 
+    @typed.sends
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send an array's bytes to one rank; returns when they are on their way and the array may change.
 
@@ -177,6 +184,7 @@ class SharedGroup(Collective, Group):
         """
         return self._message("send", array, dst, tag, timeout, async_op)
 
+    @typed.receives
     def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receive the next message with a tag from one rank. Messages of one rank and tag arrive in order.
 
@@ -218,7 +226,7 @@ class SharedGroup(Collective, Group):
 
     # ---- derived groups, and the end ----
 
-    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> SharedGroup | None:
+    def split(self, color: int | str | None, key: int = 0, *, timeout: float | None = None) -> SharedGroup | None:
         """Make smaller groups. All ranks call this; those with the same color form a group.
 
         Args:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fastrt._core.collective.collective import OPS
 from fastrt._core.collective.reduce import reduce_buffers
 from fastrt._core.memory.segment import start_time
+from fastrt.collective import typed
 from fastrt.collective.access import Access
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
 from fastrt.collective.frames import has_ended
@@ -153,10 +154,12 @@ class SpanningGroup(Group):
 
     # ---- operations ----
 
+    @typed.waits
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until all ranks have called this; see `Group`."""
         return self._do("barrier", None, None, 0, "sum", timeout, async_op)
 
+    @typed.combines
     def all_reduce(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -166,6 +169,7 @@ class SpanningGroup(Group):
         """
         return self._do("all_reduce", array, array if out is None else out, 0, op, timeout, async_op)
 
+    @typed.combines_shared
     def all_reduce_shared(
         self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -369,6 +373,7 @@ class SpanningGroup(Group):
 
     # ---- between two ranks, derived groups, and the end ----
 
+    @typed.sends
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send an array's bytes to one rank; see `SharedGroup.send`."""
         mine = self._nodes[self._index]
@@ -377,6 +382,7 @@ class SpanningGroup(Group):
         patience = self.timeout if timeout is None else timeout
         return self._peers.run(async_op, "send", raw_bytes(array, False)[0], dst, tag, patience, None)
 
+    @typed.receives
     def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receive the next message of a tag from one rank; see `SharedGroup.recv`."""
         mine = self._nodes[self._index]
@@ -385,7 +391,7 @@ class SpanningGroup(Group):
         patience = self.timeout if timeout is None else timeout
         return self._peers.run(async_op, "recv", raw_bytes(array, True)[0], src, tag, patience, array)
 
-    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> SpanningGroup | None:
+    def split(self, color: int | str | None, key: int = 0, *, timeout: float | None = None) -> SpanningGroup | None:
         """Make smaller groups; see `SharedGroup.split`."""
         patience = self.timeout if timeout is None else timeout
         self._splits += 1

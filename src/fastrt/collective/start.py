@@ -27,6 +27,18 @@ def init_group(
     token: str | None = ...,
     insecure: bool = ...,
 ) -> SpanningGroup: ...
+@overload
+def init_group(
+    *,
+    name: str = ...,
+    rank: int,
+    world_size: int,
+    address: str | None,
+    timeout: float = ...,
+    node: str | None = ...,
+    token: str | None = ...,
+    insecure: bool = ...,
+) -> SharedGroup | SpanningGroup: ...
 def init_group(
     *,
     name: str = "default",

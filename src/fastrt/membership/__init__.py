@@ -4,8 +4,9 @@
 one as a server or worker.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fastrt.lazy import attach
 from fastrt.membership.client import ClusterMember
 from fastrt.membership.events import MemberView, Overview, Phase, Refused, Role
 from fastrt.membership.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
@@ -34,10 +35,7 @@ __all__ = [
     "Settings",
 ]
 
+_HOMES = {"fastrt.membership.collective": "MemberGroup"}  # it brings NumPy, which a scheduler does not need
 
-def __getattr__(name: str) -> Any:
-    if name != "MemberGroup":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastrt.membership.collective import MemberGroup  # here: it brings NumPy, which a scheduler does not need
-
-    return MemberGroup
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, _HOMES)

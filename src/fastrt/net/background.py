@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T", covariant=True)
 
 
-class Handle:
+class Handle(Generic[T]):
     """An operation that runs in the background. `wait` for it, poll `done`, or `await` it.
 
     Waiting raises the operation's error. Do not use its arrays before it is done.
@@ -18,10 +20,10 @@ class Handle:
 
     timeout_error: type[TimeoutError] = TimeoutError
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(self, future: Future[T]) -> None:
         self._future = future
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T:
         """Wait for the operation and return the result of the blocking call.
 
         Args:
@@ -40,7 +42,7 @@ class Handle:
         """Whether the operation has ended, with or without an error."""
         return self._future.done()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self._future).__await__()
 
 
@@ -56,7 +58,7 @@ class Line:
         count: the number of functions that are queued or running.
     """
 
-    def __init__(self, name: str, handle: type[Handle], waiting: Callable[[int], None] | None = None) -> None:
+    def __init__(self, name: str, handle: type[Handle[Any]], waiting: Callable[[int], None] | None = None) -> None:
         self.count = 0
         self._name = name
         self._waiting = waiting
@@ -64,7 +66,7 @@ class Line:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Handle:
+    def submit(self, function: Callable[..., Any], *args: Any) -> Handle[Any]:
         """Queue a call."""
         with self._lock:
             if self._pool is None:

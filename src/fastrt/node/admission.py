@@ -109,6 +109,7 @@ class Admission:
             demand = self._demand(task)
             if demand is not None:
                 self.placing.found(task, demand)
+        wanted = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
@@ -117,6 +118,10 @@ class Admission:
                 self.placing.found(key, demand)
                 if isinstance(key, BundleKey) and not demand.node:
                     self.groups.add(key, demand, placed=True)
+            elif info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
+                wanted.append((actor, info))
+        for actor, info in wanted:  # now: the first request may ask for all groups
+            self.may_start(actor, info)
 
     def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
         """Whether an actor may get a process here now; if not, it may get it later, or on another node.
@@ -159,7 +164,7 @@ class Admission:
         self._start_actors()
 
     def _bundles_of(self, name: str) -> list[BundleKey]:
-        """The bundles of a placement group by their records: a new daemon does not know every group yet."""
+        """The bundles of a placement group by their records: its creator may have written only a part of them yet."""
         found = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)

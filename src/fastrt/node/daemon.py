@@ -127,7 +127,7 @@ class Daemon:
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(
-            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback
+            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback, config.spill_url
         )
         self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())
@@ -188,7 +188,7 @@ class Daemon:
             Blocked: self._on_blocked,
             Unblocked: self._on_unblocked,
             MayWait: self._on_may_wait,
-            Spill: lambda link, message: self._spiller.make_room(message.nbytes),
+            Spill: self._on_spill,
             Restore: self._on_restore,
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
@@ -207,6 +207,10 @@ class Daemon:
     def _on_cluster(self, link: Link, message: ClusterNodes) -> None:
         self._kept.connect(link)  # first: the uplink serves other nodes once it knows the resources
         self._admission.on_cluster(link, message)
+
+    def _on_spill(self, link: Link, message: Spill) -> None:
+        self._spiller.make_room(message.nbytes)
+        self._spiller.look_ahead()
 
     def _on_restore(self, link: Link, message: Restore) -> None:
         """Have the bytes of a value brought back: from another node if that one keeps them, else from their file."""
@@ -528,6 +532,7 @@ class Daemon:
                 functions.sweep(self._client)
         self._kept.tend(self._admission.uplink)
         spill.tick(self._client)
+        self._spiller.look_ahead()
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)
         self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0

@@ -16,6 +16,7 @@ from fastrt._core.memory import segment
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR
 from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder
 from fastrt.store.join import answers
+from fastrt.store.spill_storage import ObjectStorage, url_in
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
     private_folder(runtime_dir, RUNTIME_FOLDER)
     segment.sweep()
     for folder in _folders(runtime_dir, spill_dir, set()):
+        url = url_in(folder) if folder.parent == spill_dir else ""
+        if url:
+            ObjectStorage(url, folder.name).remove_all()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from fastrt.config import STORE_BYTES_MIN, cgroup_cpus, cgroup_memory_bytes, cgr
 from fastrt.net.packages import is_of_services
 
 FINE, NOTE, WRONG = "fine", "note", "wrong"
-PYTHONS = ((3, 10), (3, 14))  # the first and the last that fastrt is built and tested for
+PYTHONS = ((3, 10), (3, 15))  # the first and the last that fastrt is built and tested for
 _SMALL_SHM = 512 << 20
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen", "timebase")
 _THP = "/sys/kernel/mm/transparent_hugepage"

@@ -6,17 +6,20 @@ requested from the servers, which create the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from fastrt._core.tables.embedding import EmbeddingMemory, lookup
 from fastrt.ps.client import Directory, Opened, Request
 from fastrt.ps.handles import Handle, refuse_not_finite
 from fastrt.ps.rows import part_numbers, summed
-from fastrt.ps.table import Paced
+from fastrt.ps.table import Array, Floats, Paced
 
-Array = np.ndarray[Any, Any]
+# Keys of any shape; negative ones are the unsigned numbers with the same bits.
+Ids = int | Sequence[int] | Sequence[Sequence[int]] | npt.NDArray[np.integer[Any]]
 
 
 class Embedding(Paced):
@@ -33,15 +36,19 @@ class Embedding(Paced):
 
     @overload
     def pull(
-        self, ids: Any, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
-    ) -> Array: ...
+        self, ids: Ids, *, out: Floats | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> Floats: ...
     @overload
     def pull(
-        self, ids: Any, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[True]
-    ) -> Handle: ...
+        self, ids: Ids, *, out: Floats | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle[Floats]: ...
+    @overload
     def pull(
-        self, ids: Any, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False
-    ) -> Array | Handle:
+        self, ids: Ids, *, out: Floats | None = ..., timeout: float | None = ..., async_op: bool
+    ) -> Floats | Handle[Floats]: ...
+    def pull(
+        self, ids: Ids, *, out: Floats | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Floats | Handle[Floats]:
         """Return the rows of keys, in their order. Missing rows are created; their values depend on the key alone.
 
         Each row is of one version; see `Table.pull` for the conditions that a pull waits for.
@@ -69,21 +76,25 @@ class Embedding(Paced):
                 f"embedding {self.name!r}: the array for the result has shape {out.shape}; it must be "
                 f"{(*shape, self.dim)}, C-contiguous and writable"
             )
-        done: Array | Handle = self._background.run(async_op, self._pull, keys, out, self._limit(timeout))
+        done: Floats | Handle[Floats] = self._background.run(async_op, self._pull, keys, out, self._limit(timeout))
         return done
 
     @overload
     def push(
-        self, ids: Any, grads: Any, *, lr: float | None = ..., timeout: float | None = ...,
+        self, ids: Ids, grads: Floats, *, lr: float | None = ..., timeout: float | None = ...,
         async_op: Literal[False] = ...,
     ) -> None: ...  # fmt: skip
     @overload
     def push(
-        self, ids: Any, grads: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
-    ) -> Handle: ...
+        self, ids: Ids, grads: Floats, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle[None]: ...
+    @overload
     def push(
-        self, ids: Any, grads: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
-    ) -> Handle | None:
+        self, ids: Ids, grads: Floats, *, lr: float | None = ..., timeout: float | None = ..., async_op: bool
+    ) -> Handle[None] | None: ...
+    def push(
+        self, ids: Ids, grads: Floats, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Handle[None] | None:
         """Send gradients of rows to the servers. Gradients of equal keys are summed first; missing rows are created.
 
         In synchronous mode the optimizer gets the mean over the workers; a worker that did not push a key counts as
@@ -115,10 +126,10 @@ class Embedding(Paced):
             )
         rate, flat = self._rate(lr), np.ascontiguousarray(grads).reshape(len(keys), self.dim)
         limit = self._limit(timeout)
-        done: Handle | None = self._background.run(async_op, self._push, keys, flat, rate, limit)
+        done: Handle[None] | None = self._background.run(async_op, self._push, keys, flat, rate, limit)
         return done
 
-    def _keys(self, ids: Any) -> Array:
+    def _keys(self, ids: Ids) -> Array:
         array = np.asarray(ids)
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(f"embedding {self.name!r}: ids must be integers, not {array.dtype}")

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from fastrt.net import background
+from fastrt.net.background import T
 from fastrt.ps.errors import NotFiniteError, TableTimeoutError
 
 Array = np.ndarray[Any, Any]
 
 
-class Handle(background.Handle):
+class Handle(background.Handle[T]):
     """A push or pull that runs in the background. `wait` for it, poll `done`, or `await` it.
 
     Made by `async_op=True` of a push or pull.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fastrt.errors import ConfigError
 from fastrt.membership.events import MemberView
@@ -26,6 +27,7 @@ from fastrt.ps.remote_server import make_distant
 from fastrt.ps.spec import NanPolicy, Spec
 from fastrt.ps.table import Table
 from fastrt.tasks.placement_group import PlacementGroup
+from fastrt.tasks.resources import NodeAffinity
 
 Mode = Literal["sync", "async", "ssp"]
 Durability = Literal["none", "process", "power"]
@@ -86,9 +88,9 @@ class Cluster:
         self,
         name: str,
         shape: int | tuple[int, ...],
-        dtype: Any = np.float32,
+        dtype: npt.DTypeLike = np.float32,
         *,
-        init: Any = 0.0,
+        init: float | Initial | np.ndarray[Any, Any] = 0.0,
         optimizer: Optimizer | None = None,
         shard: Literal["auto"] | int = "auto",
         nan: NanPolicy = "raise",
@@ -130,7 +132,7 @@ class Cluster:
         dim: int,
         *,
         rows: int | None = None,
-        init: Any = None,
+        init: float | Initial | None = None,
         optimizer: Optimizer | None = None,
         capacity: int | None = None,
         evict: Literal["lru"] = "lru",
@@ -273,7 +275,7 @@ def start(
     host: str = "127.0.0.1",
     insecure: bool = False,
     timeout: float = 60.0,
-    scheduling: Any = None,
+    scheduling: str | NodeAffinity | Sequence[str | NodeAffinity] | None = None,
     placement_group: PlacementGroup | None = None,
 ) -> Cluster:
     """Start a cluster of parameter servers: processes on this machine or other nodes, which end with this one.

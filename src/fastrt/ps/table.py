@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from fastrt._core.tables.versions import SLOTS, PinnedView, Span, Versions
 from fastrt._core.transfer import stream
@@ -23,6 +24,7 @@ from fastrt.ps.handles import Background, Handle, is_finite, refuse_not_finite
 from fastrt.ps.spec import Spec
 
 Array = np.ndarray[Any, Any]
+Floats = npt.NDArray[np.float32]
 _PINNED_MAX = 2  # most versions of one server that one process may hold; further pulls are copies
 _HELD_MAX = SLOTS - 4  # the same for all processes together: the server must always find a slot for the next version
 _SPANS_MAX = 8
@@ -133,15 +135,19 @@ class Table(Paced):
 
     @overload
     def push(
-        self, grad: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+        self, grad: Floats, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
     ) -> None: ...
     @overload
     def push(
-        self, grad: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
-    ) -> Handle: ...
+        self, grad: Floats, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle[None]: ...
+    @overload
     def push(
-        self, grad: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
-    ) -> Handle | None:
+        self, grad: Floats, *, lr: float | None = ..., timeout: float | None = ..., async_op: bool
+    ) -> Handle[None] | None: ...
+    def push(
+        self, grad: Floats, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Handle[None] | None:
         """Send a gradient to the servers; returns when it is in their logs.
 
         In synchronous mode the optimizer makes a step when all workers have pushed. A push also waits while this
@@ -163,16 +169,24 @@ class Table(Paced):
                 repeated, only the others apply it. In synchronous mode the same holds for any next push.
         """
         given, rate = self._checked(grad, "gradient"), self._rate(lr)
-        done: Handle | None = self._background.run(async_op, self._push, given, rate, self._limit(timeout))
+        done: Handle[None] | None = self._background.run(async_op, self._push, given, rate, self._limit(timeout))
         return done
 
     @overload
     def pull(
-        self, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
-    ) -> Array: ...
+        self, *, out: Floats | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> Floats: ...
     @overload
-    def pull(self, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[True]) -> Handle: ...
-    def pull(self, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False) -> Array | Handle:
+    def pull(
+        self, *, out: Floats | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle[Floats]: ...
+    @overload
+    def pull(
+        self, *, out: Floats | None = ..., timeout: float | None = ..., async_op: bool
+    ) -> Floats | Handle[Floats]: ...
+    def pull(
+        self, *, out: Floats | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Floats | Handle[Floats]:
         """Return the table's values.
 
         In synchronous mode this waits for the step of this worker's last push; in ssp, until no worker is too far
@@ -195,13 +209,28 @@ class Table(Paced):
             self._checked(out, "array for the result")
             if not out.flags.c_contiguous or not out.flags.writeable:
                 raise ValueError("the array for the result must be C-contiguous and writable")
-        done: Array | Handle = self._background.run(async_op, self._pull, out, self._limit(timeout))
+        done: Floats | Handle[Floats] = self._background.run(async_op, self._pull, out, self._limit(timeout))
         return done
 
+    @overload
     def push_pull(
-        self, grad: Any, *, out: Array | None = None, lr: float | None = None, timeout: float | None = None,
+        self, grad: Floats, *, out: Floats | None = ..., lr: float | None = ..., timeout: float | None = ...,
+        async_op: Literal[False] = ...
+    ) -> Floats: ...  # fmt: skip
+    @overload
+    def push_pull(
+        self, grad: Floats, *, out: Floats | None = ..., lr: float | None = ..., timeout: float | None = ...,
+        async_op: Literal[True]
+    ) -> Handle[Floats]: ...  # fmt: skip
+    @overload
+    def push_pull(
+        self, grad: Floats, *, out: Floats | None = ..., lr: float | None = ..., timeout: float | None = ...,
+        async_op: bool
+    ) -> Floats | Handle[Floats]: ...  # fmt: skip
+    def push_pull(
+        self, grad: Floats, *, out: Floats | None = None, lr: float | None = None, timeout: float | None = None,
         async_op: bool = False,
-    ) -> Array | Handle:  # fmt: skip
+    ) -> Floats | Handle[Floats]:  # fmt: skip
         """Push, then pull. Arguments, results and errors are those of `push` and `pull`."""
         given, rate, limit = self._checked(grad, "gradient"), self._rate(lr), self._limit(timeout)
         if out is not None:
@@ -211,7 +240,7 @@ class Table(Paced):
             self._push(given, rate, limit)
             return self._pull(out, limit)
 
-        done: Array | Handle = self._background.run(async_op, both)
+        done: Floats | Handle[Floats] = self._background.run(async_op, both)
         return done
 
     def _checked(self, array: Any, what: str) -> Array:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # imported where it is used: the processes started here impor
     import subprocess
 
 # Modules that the zygote imports for all workers when the driver uses them: importing NumPy takes 80 ms.
+# Modules of fastrt that tasks use by its public names: imported once by the zygote instead of in each worker (8 ms).
+_PUBLIC = (
+    *("fastrt.actor", "fastrt.exceptions", "fastrt.runtime.driver", "fastrt.runtime.nodes"),
+    *("fastrt.store.as_completed", "fastrt.store.drafts", "fastrt.tasks.cancel", "fastrt.tasks.context"),
+    *("fastrt.tasks.decorator", "fastrt.tasks.placement_group"),
+)
 _PRELOAD = ("numpy",)
 _END_S = 10.0
 
@@ -116,7 +122,7 @@ class Processes:
             "cluster": self._cluster,
             "session": {
                 "sys_path": [p for p in sys.path if isinstance(p, str)],  # Python ignores other values
-                "preload": [name for name in _PRELOAD if name in sys.modules],
+                "preload": [*_PUBLIC, *(name for name in _PRELOAD if name in sys.modules)],
             },
         }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from fastrt.lazy import attach
 
 if TYPE_CHECKING:
     from fastrt.scheduler.client import SchedulerClient, SchedulerError
@@ -11,17 +12,12 @@ if TYPE_CHECKING:
     from fastrt.scheduler.state import Settings
 
 __all__ = ["Scheduler", "SchedulerClient", "SchedulerError", "SchedulerOptions", "Settings"]
-_MODULES = {
-    "Scheduler": "service",
-    "SchedulerClient": "client",
-    "SchedulerError": "client",
-    "SchedulerOptions": "service",
-    "Settings": "state",
+# A daemon has the policy without the service and its gRPC.
+_HOMES = {
+    "fastrt.scheduler.client": "SchedulerClient SchedulerError",
+    "fastrt.scheduler.service": "Scheduler SchedulerOptions",
+    "fastrt.scheduler.state": "Settings",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is used: a daemon has the policy without the service and its gRPC."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, _HOMES)

@@ -167,7 +167,7 @@ class Store:
             if not patient:
                 raise
         return room.with_room(
-            self, nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error),
+            self, _block(nbytes, nrefs), lambda: handles.create(self.client, nbytes, kind, nrefs, error),
             (lambda: self.files.create(nbytes, kind, nrefs)) if in_file and not error else None,
         )  # fmt: skip
 
@@ -185,7 +185,7 @@ class Store:
             if not patient:
                 raise
         return room.with_room(
-            self, nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error),
+            self, _block(nbytes, nrefs), lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error),
             None if error else lambda: self.files.result(task, index, nbytes, kind, nrefs),
         )  # fmt: skip
 
@@ -433,6 +433,11 @@ class Store:
             yield
         finally:
             on_block(False)
+
+
+def _block(nbytes: int, nrefs: int) -> int:
+    """Return how many bytes a value with its references needs in one piece."""
+    return nbytes + 16 * nrefs + 8
 
 
 def _nothing() -> None:

@@ -20,7 +20,7 @@ from fastrt.folders import UnsafeFolderError
 from fastrt.store import room
 from fastrt.store.messages import Restore
 from fastrt.store.ref import ObjectRef
-from fastrt.store.spill_files import SpillFiles
+from fastrt.store.spill_files import SpillFiles, StoredElsewhereError
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
@@ -121,6 +121,10 @@ class FileValues:
             if data is None:
                 try:
                     data = self._opened().map(ref.objref, nbytes)
+                except StoredElsewhereError as exc:
+                    why = str(exc)
+                    self._await_stored(ref)
+                    continue
                 except (OSError, UnsafeFolderError, ValueError) as exc:
                     why = str(exc)  # the daemon may have restored the value at this moment, and even spilled it again
                     time.sleep(_LOOK_S)
@@ -129,6 +133,17 @@ class FileValues:
                     self._mapped[ref.objref] = data
             return mapped.decode(client, ref, kind, is_error, data, raw)
         raise lost(client, ref, why)
+
+    def _await_stored(self, ref: ObjectRef) -> None:
+        """Have the daemon fetch a value from object storage, into memory or its file, and wait for it."""
+        client, until = self._store.client, time.monotonic() + room.SPILL_PATIENCE_S
+        if not self._store.asks(Restore(ref.index, ref.objref)):
+            return
+        while not spill.wait_restored(client, ref, _LOOK_S):
+            if not (mapped.is_restoring(client, ref) or self._opened().is_stored(ref.objref)):
+                return
+            if time.monotonic() > until:
+                return
 
     def _is_restored(self, ref: ObjectRef) -> bool:
         """Ask the daemon to restore a value, and wait as long as it does."""

@@ -5,6 +5,10 @@ in Galois/counter mode, with nothing to encrypt. With the CPU's instructions for
 key lies in the session's folder in a file of mode 0600, where the session's processes find it. A file that was damaged,
 replaced, taken from another session or written for another value has a wrong tag, and is not used.
 
+Large values are written past the page cache (O_DIRECT), from the store's own pages: 1.3 GB/s with 0.1 s of CPU per
+GB. The page cache gave 0.1 to 1.6 GB/s with 0.4 to 1.4 s. They are restored in the same way, if the page cache does not
+have them. Readers that map a file fill the page cache, which they share.
+
 The disk's space for a mapped file is reserved before the first byte is written. So a full disk is an error at once, and
 never a signal (SIGBUS) while a value is written.
 """
@@ -12,9 +16,13 @@ never a signal (SIGBUS) while a value is written.
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 import shutil
 import struct
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,19 +37,31 @@ from fastrt.folders import (
     read_private,
     replace_private,
 )
+from fastrt.store.spill_storage import is_stub, stub
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext
 
     from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin, Pages
+    from fastrt.store.spill_storage import ObjectStorage
 
-_HEADER = struct.Struct("<8sQQ12s28x")  # 64 bytes: a mapped value is aligned like one in the arena
-_MAGIC = b"fastrtS3"
+_HEADER = struct.Struct("<8sQQ12s4060x")  # 4 KiB: direct I/O needs it, and a mapped value begins a page
+_MAGIC = b"fastrtS4"
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 12, 16, 32
-_CHUNK_BYTES = 1 << 20  # written, then authenticated while it is in the CPU's cache
+_CHUNK_BYTES = 1 << 20  # authenticated in one call, written in one call through the page cache
+_DIRECT_BYTES = 4 << 20  # written in one call past the page cache: twice as fast as 1 MiB
+_DIRECT_BYTES_MIN = 1 << 20  # of a value that is written past the page cache
+_BLOCK_BYTES = 4096  # direct I/O writes whole ones
 _KEY_FILE = "spill.key"
 _RESERVE_BYTES = 64 << 20  # reserved in one step: the call starts again after each signal
 _MAP_BYTES_MIN = 1 << 16  # smaller values are read into memory of this process: it may have 65,530 mappings
+_KEEP_SHARE = 0.1  # of the disk that must be free
+
+Identity = tuple[int, int, int, int]
+
+
+class StoredElsewhereError(OSError):
+    """A value's file is a stub: its bytes are in object storage, from where the daemon fetches them."""
 
 
 class SpillFiles:
@@ -50,10 +70,14 @@ class SpillFiles:
     Args:
         folder: for the files; made with mode 0700 when the first is written.
         key_folder: a private folder of the session, for the key.
+        storage: where `write` puts values instead; their files are stubs. Only the daemon knows it.
     """
 
-    def __init__(self, folder: Path, key_folder: Path) -> None:
+    def __init__(self, folder: Path, key_folder: Path, storage: ObjectStorage | None = None) -> None:
         self._folder = folder
+        self._storage = storage
+        self._sweeping = threading.Lock()
+        self._stored = self._stubs() if storage is not None else set()  # names that have an object, or had one
         self._key_folder = key_folder
         self._key = b""
         self._is_checked = False
@@ -77,17 +101,24 @@ class SpillFiles:
             UnsafeFolderError: another user can change the folder.
         """
         self.remove(objref)  # a file that a dead daemon has begun
+        if self._storage is not None:
+            self._store(self._storage, objref, data)
+            return
         fd = self._create(objref, os.O_WRONLY)
         try:
             header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
             mac = self._mac(header)
-            _write_all(fd, memoryview(header))
-            for at in range(0, len(data), _CHUNK_BYTES):
-                chunk = data[at : at + _CHUNK_BYTES]
-                _write_all(fd, chunk)
-                mac.authenticate_additional_data(chunk)
+            is_large = len(data) >= _DIRECT_BYTES_MIN
+            if is_large:
+                _reserve(fd, len(header) + len(data) + _TAG_BYTES)
+            with _Channel(fd, is_large) as channel:
+                for at in range(0, len(data), _DIRECT_BYTES):
+                    chunk = data[at : at + _DIRECT_BYTES]
+                    _authenticate(mac, chunk)
+                    channel.write(chunk, len(header) + at)
             mac.finalize()
-            _write_all(fd, memoryview(mac.tag))
+            _write_all(fd, memoryview(mac.tag), len(header) + len(data))
+            _write_all(fd, memoryview(header), 0)
         except BaseException:
             self.remove(objref)
             raise
@@ -109,21 +140,129 @@ class SpillFiles:
 
         self._check_folder()
         fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
-        with open(fd, "rb", buffering=0) as file:
-            header = file.read(_HEADER.size)
+        try:
+            header = os.pread(fd, _HEADER.size, 0)
+            if is_stub(header):
+                self._load(objref, room)
+                return
             if len(header) != _HEADER.size or _HEADER.unpack(header)[:3] != (_MAGIC, objref, len(room)):
                 raise ValueError("its header is not that of this value")
             mac = self._mac(header)
-            done = 0
-            while done < len(room):
-                got = file.readinto(room[done : done + _CHUNK_BYTES])
-                if not got:
-                    raise ValueError(f"it ends after {done} of {len(room)} bytes")
-                mac.authenticate_additional_data(room[done : done + got])
-                done += got
+            with _Channel(fd, len(room) >= _DIRECT_BYTES_MIN and not _is_cached(fd, len(room))) as channel:
+                for at in range(0, len(room), _DIRECT_BYTES):
+                    chunk = room[at : at + _DIRECT_BYTES]
+                    done = channel.read(chunk, len(header) + at)
+                    if done < len(chunk):
+                        raise ValueError(f"it ends after {at + done} of {len(room)} bytes")
+                    _authenticate(mac, chunk)
             mac.finalize()
-            if not hmac.compare_digest(file.read(_TAG_BYTES + 1), mac.tag):
+            if not hmac.compare_digest(os.pread(fd, _TAG_BYTES + 1, len(header) + len(room)), mac.tag):
                 raise ValueError("it is not what this session wrote")
+        finally:
+            os.close(fd)
+
+    def _store(self, storage: ObjectStorage, objref: int, data: memoryview) -> None:
+        """Write a value to object storage, and its stub."""
+        header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
+        mac = self._mac(header)
+        _authenticate(mac, data)
+        mac.finalize()
+        name = self.path(objref).name
+        with self._sweeping:
+            self._stored.discard(name)  # without a stub, `sweep_storage` would remove the object
+        try:
+            storage.write(name, (header, data, mac.tag))
+            fd = self._create(objref, os.O_WRONLY)
+            try:
+                _write_all(fd, memoryview(stub(objref, len(data), storage.url)), 0)
+            finally:
+                os.close(fd)
+        finally:
+            self._stored.add(name)
+
+    def _load(self, objref: int, room: memoryview) -> bytes:
+        """Read a value from object storage; return its header."""
+        import hmac  # here: it loads OpenSSL
+
+        if self._storage is None:
+            raise StoredElsewhereError(f"{self.path(objref)} is a stub")
+        name, header, tag = self.path(objref).name, bytearray(_HEADER.size), bytearray(_TAG_BYTES)
+        self._storage.read(name, 0, memoryview(header))
+        if _HEADER.unpack(header)[:3] != (_MAGIC, objref, len(room)):
+            raise ValueError("its header is not that of this value")
+        if self._storage.size(name) != len(header) + len(room) + len(tag):
+            raise ValueError("its object has another size")
+        self._storage.read(name, len(header), room)
+        self._storage.read(name, len(header) + len(room), memoryview(tag))
+        mac = self._mac(bytes(header))
+        _authenticate(mac, room)
+        mac.finalize()
+        if not hmac.compare_digest(bytes(tag), mac.tag):
+            raise ValueError("it is not what this session wrote")
+        return bytes(header) + bytes(tag)
+
+    def fetch(self, objref: int, nbytes: int) -> None:
+        """Fetch a value from object storage into its file, which readers then map; nothing if the file has it already.
+
+        Raises:
+            OSError, UnsafeFolderError, ValueError: as for `read`.
+        """
+        self._check_folder()
+        fd = open_private(self._folder, self.path(objref).name, os.O_RDWR)
+        try:
+            if not is_stub(os.pread(fd, _HEADER.size, 0)):
+                return
+            end = _HEADER.size + nbytes + _TAG_BYTES
+            _reserve(fd, end)
+            with mmap.mmap(fd, end) as pages, memoryview(pages) as whole, whole[_HEADER.size : -_TAG_BYTES] as room:
+                found = self._load(objref, room)
+                whole[-_TAG_BYTES:] = found[_HEADER.size :]
+            _write_all(fd, memoryview(found)[: _HEADER.size], 0)  # last: until now the file is a stub
+        finally:
+            os.close(fd)
+
+    def is_stored(self, objref: int) -> bool:
+        """Whether a value's bytes are in object storage only."""
+        with suppress(OSError, UnsafeFolderError):
+            fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
+            try:
+                return is_stub(os.pread(fd, _HEADER.size, 0))
+            finally:
+                os.close(fd)
+        return False
+
+    def sweep_storage(self) -> None:
+        """Remove the objects of values that are no more."""
+        if self._storage is None or not self._stored:
+            return
+        stored = self._stored.copy()
+        try:
+            gone = stored - set(os.listdir(self._folder))
+        except FileNotFoundError:
+            gone = stored
+        for name in gone:
+            with self._sweeping:  # the same name may be written again
+                if name in self._stored and not (self._folder / name).exists():
+                    self._storage.remove([name])
+                    self._stored.discard(name)
+
+    def _stubs(self) -> set[str]:
+        """List the stubs that an earlier daemon has left."""
+        with suppress(OSError):
+            return {name for name in os.listdir(self._folder) if self.is_stored(int(name, 16))}
+        return set()
+
+    def read_ahead(self, objref: int, nbytes: int) -> None:
+        """Have the kernel read a value's file into the page cache, or fetch it from object storage, if possible."""
+        with suppress(OSError, UnsafeFolderError, ValueError):
+            if self._storage is not None:
+                self.fetch(objref, nbytes)
+            self._check_folder()
+            fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
 
     def open_writer(self, writer: FileWriter | FileFill) -> None:
         """Create the file of a value that is to be written through a mapping, and map it.
@@ -142,8 +281,7 @@ class SpillFiles:
             disk = os.fstatvfs(fd)
             if disk.f_bavail * disk.f_frsize < end:  # so a value that cannot fit does not fill the disk first
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path(objref)))
-            for at in range(0, end, _RESERVE_BYTES):
-                os.posix_fallocate(fd, at, min(_RESERVE_BYTES, end - at))
+            _reserve(fd, end)
             os.pwrite(fd, header, 0)
             writer.map(fd, _HEADER.size, _TAG_BYTES, self._sign)
         finally:
@@ -160,6 +298,8 @@ class SpillFiles:
             path = self.path(objref)
             fd = open_private(self._folder, path.name, os.O_RDONLY)
             try:
+                if is_stub(os.pread(fd, _HEADER.size, 0)):
+                    raise StoredElsewhereError(f"{path} is a stub")
                 end = _HEADER.size + nbytes + _TAG_BYTES
                 if os.fstat(fd).st_size != end:
                     raise ValueError(f"it has {os.fstat(fd).st_size} bytes, not {end}")
@@ -193,12 +333,28 @@ class SpillFiles:
         mac.finalize()
         return mac.tag
 
+    def identity(self, objref: int) -> Identity | None:
+        """Return the identity of a value's file, which no other file of that name has; None if there is none."""
+        with suppress(OSError):
+            about = os.lstat(self.path(objref))
+            return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        return None
+
+    def may_keep(self) -> bool:
+        """Whether the disk has so much room that the files of values in memory do not matter."""
+        with suppress(OSError):
+            disk = os.statvfs(self._folder)
+            return disk.f_bavail > disk.f_blocks * _KEEP_SHARE
+        return False
+
     def remove(self, objref: int) -> None:
         """Remove a value's file, if there is one."""
         self.path(objref).unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Remove all files and their folder, if it is this user's."""
+        """Remove all files and their folder, if it is this user's, and the objects of the session."""
+        if self._storage is not None and self._stored:
+            self._storage.remove_all()
         with suppress(UnsafeFolderError, OSError):
             if has_private_folder(self._folder, SPILL_FOLDER):
                 shutil.rmtree(self._folder)
@@ -237,7 +393,92 @@ def _read_key(folder: Path) -> bytes:
     return key
 
 
-def _write_all(fd: int, data: memoryview) -> None:
+def _reserve(fd: int, nbytes: int) -> None:
+    """Have the disk reserve the space of a file."""
+    for at in range(0, nbytes, _RESERVE_BYTES):
+        os.posix_fallocate(fd, at, min(_RESERVE_BYTES, nbytes - at))
+
+
+def _authenticate(mac: AEADEncryptionContext, data: memoryview) -> None:
+    """Authenticate bytes in steps, because a call keeps other threads of this process waiting."""
+    for at in range(0, len(data), _CHUNK_BYTES):
+        mac.authenticate_additional_data(data[at : at + _CHUNK_BYTES])
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
     done = 0
     while done < len(data):
-        done += os.write(fd, data[done:])
+        done += os.pwrite(fd, data[done : done + _CHUNK_BYTES], at + done)
+
+
+def _is_cached(fd: int, nbytes: int) -> bool:
+    """Whether a file seems to be in the page cache: its middle can be read without the disk."""
+    try:
+        return os.preadv(fd, [bytearray(1)], _HEADER.size + nbytes // 2, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
+
+
+class _Channel:
+    """Reads or writes a file past the page cache where that works: whole blocks and pages, on most file systems.
+
+    Args:
+        fd: of the file.
+        is_direct: whether to try it.
+    """
+
+    def __init__(self, fd: int, is_direct: bool) -> None:
+        self._fd = fd
+        self._flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        self._is_direct = False
+        if is_direct:
+            with suppress(OSError):  # such as tmpfs in older kernels
+                fcntl.fcntl(fd, fcntl.F_SETFL, self._flags | os.O_DIRECT)
+                self._is_direct = True
+
+    def __enter__(self) -> _Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffer()
+
+    def write(self, data: memoryview, at: int) -> None:
+        """Write bytes at a place in the file."""
+        done = self._whole_blocks(os.pwrite, data, at)
+        _write_all(self._fd, data[done:], at + done)
+
+    def read(self, room: memoryview, at: int) -> int:
+        """Read bytes from a place in the file; return how many there were."""
+        done = self._whole_blocks(_pread_into, room, at)
+        while done < len(room):
+            got = _pread_into(self._fd, room[done : done + _CHUNK_BYTES], at + done)
+            if not got:
+                break
+            done += got
+        return done
+
+    def _whole_blocks(self, move: Callable[[int, memoryview, int], int], data: memoryview, at: int) -> int:
+        """Move as many whole blocks as possible past the page cache, and end that if bytes are left."""
+        whole, done = len(data) // _BLOCK_BYTES * _BLOCK_BYTES, 0
+        while self._is_direct and done < whole:
+            try:
+                moved = move(self._fd, data[done:whole], at + done)
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise
+                break  # neither these pages nor this file system take direct I/O
+            if not moved:
+                break
+            done += moved
+        if done < len(data):
+            self._buffer()
+        return done
+
+    def _buffer(self) -> None:
+        if self._is_direct:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, self._flags)
+            self._is_direct = False
+
+
+def _pread_into(fd: int, room: memoryview, at: int) -> int:
+    return os.preadv(fd, [room], at)

@@ -99,6 +99,9 @@ def runtime_context() -> RuntimeContext:
     return RuntimeContext(**other.facts() if other is not None else _facts(store_client.require()))
 
 
+get_runtime_context = runtime_context  # as Ray spells it
+
+
 def _facts(store: Store) -> dict[str, Any]:
     client = store.client
     task, actor = store.task_here(), store.actor_here

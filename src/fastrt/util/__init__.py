@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fastrt.lazy import attach
+from fastrt.runtime import driver as _driver  # noqa: F401  (it starts a session where there is none)
 from fastrt.tasks.actor_handle import list_named_actors
 
 # Imported at once: the function has the name of its module, and a later import of the module would replace it.
@@ -37,18 +39,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ActorPool": "fastrt.util.actor_pool",
-    "Empty": "fastrt.util.queue",
-    "Executor": "fastrt.util.executor",
-    "Full": "fastrt.util.queue",
-    "Pool": "fastrt.util.pool",
-    "Queue": "fastrt.util.queue",
+    "fastrt.util.actor_pool": "ActorPool",
+    "fastrt.util.executor": "Executor",
+    "fastrt.util.pool": "Pool",
+    "fastrt.util.queue": "Empty Full Queue",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, _HOMES)

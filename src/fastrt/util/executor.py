@@ -321,4 +321,4 @@ def _at_exit() -> None:
             executor.wait_idle()
 
 
-atexit.register(_at_exit)  # registered after the runtime's handler, so it runs before that
+atexit.register(_at_exit)  # registered after the runtime's handler, which the package imports: it runs before that

@@ -203,6 +203,8 @@ typedef struct {
     uint64_t ring_head __attribute__((aligned(64))); /* the ready queue: head and tail change under its lock */
     uint32_t ranked;       /* tasks in the heap of tasks with a priority; derived, under the ready queue's lock */
     uint32_t ranked_cells; /* heap cells that have memory; grows before a task of a higher index gets a priority */
+    uint32_t ahead;        /* cells at the ring's front that were pushed there; a hint, as is the next */
+    uint32_t ahead_in_row; /* how often that was done since a cell was taken that was pushed at the end */
     uint64_t ring_tail __attribute__((aligned(64)));
     uint64_t idle[FRT_CALLER_WORDS] __attribute__((aligned(64))); /* bit c: client c sleeps until a task is pushed */
     uint32_t spinner;                              /* client + 1 of the one idle worker that spins */

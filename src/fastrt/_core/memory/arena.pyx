@@ -7,7 +7,9 @@ word (the offset in the owner's record) is stored before the owner word commits,
 record either name each other or the block is free. Bins of free runs, slab lists and bitmaps are derived.
 
 An allocation takes the lowest address of the best bin, so a steady state stays in pages that are already mapped:
-a fresh page costs twelve times as much as a copy into a warm one.
+a fresh page costs twelve times as much as a copy into a warm one. Single pages (slabs, and values that are too small
+to be spilled) go to the low end of the memory, and to its high end when that is full. Longer runs take the low end
+last. A page between them that cannot be emptied would divide the room for large values.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -116,60 +118,98 @@ cdef int _lock_extent(frt_ctx *x) noexcept nogil:
     return rc
 
 
-cdef uint32_t _lowest_fit(frt_ctx *x, int b, uint32_t n, uint32_t most) noexcept nogil:
-    """The fitting run with the lowest address among the first `most` of a bin, or FRT_NONE."""
+cdef inline uint32_t _low_end(frt_ctx *x) noexcept nogil:
+    """The first page behind the low end, which takes at most a quarter of the memory of a young store."""
+    cdef uint32_t most = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT >> 2
+    return x.pages_max >> 6 if x.pages_max >> 6 < most else most
+
+
+cdef uint32_t _lowest_fit(frt_ctx *x, int b, uint32_t n, uint32_t first, uint32_t end, uint32_t most) noexcept nogil:
+    """The lowest run with n pages from `first` on, among those before `end` and the first `most` of a bin; FRT_NONE."""
     cdef uint32_t best = FRT_NONE
     cdef uint32_t page = x.sb.bin_head[b]
     while page != FRT_NONE and most:
         if page >= x.pages_max:
             frt_broken(x, "a list of free runs is damaged")
             return FRT_NONE
-        if _pages_of(x.pages[page]) >= n and page < best:
+        if page < best and page < end and \
+                <uint64_t>page + _pages_of(x.pages[page]) >= <uint64_t>(page if page > first else first) + n:
             best = page
         page = x.links[page].next
         most -= 1
     return best
 
 
-cdef uint32_t _find_run(frt_ctx *x, uint32_t n) noexcept nogil:
-    """A free run of at least n pages, or FRT_NONE.
+cdef uint32_t _find_run(frt_ctx *x, uint32_t n, uint32_t first, uint32_t end) noexcept nogil:
+    """A free run before page `end` that has n pages from page `first` on, or FRT_NONE.
 
-    Every run of a higher bin fits. The runs of the bin for n itself may all be too short, so that bin is searched to
-    its end only when no higher bin has a run.
+    A run of a higher bin is long enough. The runs of the bin for n itself may all be too short, so that bin is searched
+    to its end only when no higher bin has a run.
     """
     cdef int own = frt_log2(n)
     cdef uint32_t best
-    for b in range(own, <int>FRT_BINS):
-        best = _lowest_fit(x, b, n, 32)
+    for b in range(own, frt_log2(x.pages_max) + 1):
+        best = _lowest_fit(x, b, n, first, end, 32 if n > 1 else 4)
         if best != FRT_NONE:
             return best
-    return _lowest_fit(x, own, n, x.pages_max)
+    return _lowest_fit(x, own, n, first, end, x.pages_max) if n > 1 else FRT_NONE
+
+
+cdef uint32_t _highest_run(frt_ctx *x) noexcept nogil:
+    """The free run with the highest address among the first ones of all bins, or FRT_NONE."""
+    cdef uint32_t page, best = FRT_NONE
+    cdef int left
+    for b in range(frt_log2(x.pages_max) + 1):
+        page, left = x.sb.bin_head[b], 2
+        while page < x.pages_max and left:
+            if best == FRT_NONE or page > best:
+                best = page
+            page = x.links[page].next
+            left -= 1
+    return best
 
 
 cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owner, uint64_t *home) noexcept nogil:
     """Take n pages from a free run: the page index, or FRT_GROW. `home` may be NULL (slab pages)."""
-    cdef uint32_t page, have
+    cdef uint32_t page, have, before = 0
+    cdef uint32_t low = _low_end(x)
     cdef int rc = _lock_extent(x)
     if rc != FRT_OK:
         return rc
-    page = _find_run(x, n)
-    have = _pages_of(x.pages[page]) if page != FRT_NONE else 0
+    page = _find_run(x, n, 0, low) if n == 1 else _find_run(x, n, low, FRT_NONE)
+    if page != FRT_NONE:
+        have = _pages_of(x.pages[page])
+        before = low - page if n > 1 and page < low else 0
+    elif n == 1:
+        page = _highest_run(x)
+        have = _pages_of(x.pages[page]) if page != FRT_NONE else 0
+        before = have - 1
+    else:
+        page = _find_run(x, n, 0, FRT_NONE)
+        have = _pages_of(x.pages[page]) if page != FRT_NONE else 0
     if page == FRT_NONE:
         rc = FRT_GROW
-    elif page >= frt_pages(x) or have > frt_pages(x) - page or (x.pages[page] >> 56) != <uint64_t>FRT_PAGE_FREE:
+    elif page >= frt_pages(x) or have < n or have > frt_pages(x) - page or \
+            (x.pages[page] >> 56) != <uint64_t>FRT_PAGE_FREE:
         rc = frt_broken(x, "a free run has an impossible length")
     if rc != FRT_OK:
         frt_lock_give(x.locks + FRT_LOCK_EXTENT)
         return rc
     _bin_remove(x, page)
+    have -= before
+    page += before
     if have > n:
         # The rest's page word is not read until the next store shortens the run before it.
         a64_store_rel(x.pages + page + n, frt_page_word(FRT_PAGE_FREE, 0, have - n))
     a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))
+    if before:
+        a64_store_rel(x.pages + page - before, frt_page_word(FRT_PAGE_FREE, 0, before))  # now both others are read
     if home != NULL:
         # Until the commit the run has no owner, and a rebuild frees it: no free page ever has an owner word.
         home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
         a32_store_rel(_owner(x, page, 0), owner)  # commit
+    if before:
+        _bin_add(x, page - before, before)
     if have > n:
         _bin_add(x, page + n, have - n)
     x.sb.used_pages += n

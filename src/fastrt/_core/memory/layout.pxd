@@ -79,6 +79,7 @@ cdef extern from "layout.h" nogil:
         uint32_t death_epoch, janitor_victim, planes, planes_opened, actors_committed
         frt_pool objects, tasks
         uint64_t ring_head, ring_tail
+        uint32_t ahead, ahead_in_row
         uint32_t ranked, ranked_cells
         uint64_t idle[FRT_CALLER_WORDS]
         uint32_t spinner, ring_cells, wanted_workers, actors_fresh, function_slots, load_watcher

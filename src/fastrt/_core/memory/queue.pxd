@@ -2,7 +2,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.memory.layout cimport a32_load_sc, a64_load_sc, frt_ctx
 
-cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil
+cdef void queue_push(frt_ctx *x, uint32_t t, bint first) noexcept nogil
 cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil
 
 cdef inline bint queue_any(frt_ctx *x) noexcept nogil:

@@ -10,6 +10,10 @@ two cells per record, so that a push cannot fail.
 Tasks with a priority are not in the ring but in a heap beside it (priority_queue.pyx), under the same lock: tasks
 above 0 are taken before those of the ring, tasks below 0 after them.
 
+While memory is short, a task whose last argument has just been sealed, and is large, goes to the ring's front: it runs
+while the argument is in memory, and may be the last to need it. Queued tasks that make more values wait until then. No
+more than AHEAD_MOST tasks in a row go before the front, so that every task's turn comes.
+
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. A worker that takes a task wakes the next idle one if more tasks are ready, so a burst
 wakes as many workers as it needs, with one call each. A push that finds no idle worker reports the load: the uplink
@@ -20,6 +24,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.memory.clients cimport client_wake
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_put, ranked_rebuild, ranked_take
+
+
+cdef enum:
+    AHEAD_MOST = 64
 
 
 cdef int _lock(frt_ctx *x) noexcept nogil:
@@ -85,14 +93,18 @@ cdef void _widen(frt_ctx *x) noexcept nogil:
     a32_store_rel(&x.sb.ring_cells, 2 * cells)  # commit
 
 
-cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Queue a task whose word says READY, and wake an idle worker.
+cdef void queue_push(frt_ctx *x, uint32_t t, bint first) noexcept nogil:
+    """Queue a task whose word says READY, at the ring's front if it is to be `first`, and wake an idle worker.
 
-    This does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
+    Recovery pushes what a dead client was about to push. If that task has ended, its record may be a call's, which only
+    its actor takes. This does not give up while a stopped process holds the lock: the task is committed and would be
+    forgotten.
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
     cdef uint32_t cells
+    if x.tasks[t].actor:  # read after the word: it belongs to that task, or the cell is stale
+        return
     while _lock(x) != FRT_OK:
         pass
     cells = _cells(x)
@@ -104,8 +116,14 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
                 _widen(x)
             else:
                 _drop_stale(x)
-        x.ring[sb.ring_tail & (sb.ring_cells - 1) & (x.ring_max - 1)] = cell
-        a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
+        if first and sb.ring_head and sb.ahead_in_row < AHEAD_MOST:
+            x.ring[(sb.ring_head - 1) & (sb.ring_cells - 1) & (x.ring_max - 1)] = cell
+            a64_store_sc(&sb.ring_head, sb.ring_head - 1)  # commit
+            sb.ahead += 1
+            sb.ahead_in_row += 1
+        else:
+            x.ring[sb.ring_tail & (sb.ring_cells - 1) & (x.ring_max - 1)] = cell
+            a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
     queue_wake_idle(x)
 
@@ -139,6 +157,10 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
         claimed = queue_means(x, cell, word) and a64_cas_sc(
             x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
         a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
+        if sb.ahead:
+            sb.ahead -= 1
+        else:
+            sb.ahead_in_row = 0
     if claimed:
         frt_lock_give(x.locks + FRT_LOCK_QUEUE)
         return <int>t

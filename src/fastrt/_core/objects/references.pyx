@@ -143,8 +143,11 @@ cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
     return rc
 
 
-cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Under the lock: let a WAITING task wait for its next unsealed argument; if all are sealed, make it READY."""
+cdef void _advance(frt_ctx *x, uint32_t t, bint first) noexcept nogil:
+    """Under the lock: let a WAITING task wait for its next unsealed argument; if all are sealed, make it READY.
+
+    first: as for `queue_push`.
+    """
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef uint64_t word = a64_load_acq(x.task_words + t)
@@ -179,7 +182,7 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
         return
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if this process dies before
     if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
-        queue_push(x, t)
+        queue_push(x, t, first)
     a32_store_rel(&x.clients[x.me].pushing, 0)
 
 
@@ -191,7 +194,7 @@ cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
     _lock_surely(x)
     if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING and not x.tasks[t].flags & FRT_TASK_LINKED:
         x.tasks[t].dep = 0
-        _advance(x, t)
+        _advance(x, t, False)
     _unlock(x)
 
 
@@ -281,7 +284,7 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noex
         if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):
             rc = FRT_OK
             if state == FRT_TASK_READY:
-                queue_push(x, t)
+                queue_push(x, t, False)
         a32_store_rel(&x.clients[x.me].pushing, 0)
     _unlock(x)
     return rc
@@ -294,7 +297,7 @@ cdef void links_relist(frt_ctx *x) noexcept nogil:
     for t in range(frt_tasks(x)):
         if x.tasks[t].flags & FRT_TASK_DEMAND and frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
             x.tasks[t].dep = 0 if not x.tasks[t].flags & FRT_TASK_LINKED else x.tasks[t].dep
-            _advance(x, t)
+            _advance(x, t, False)
     _unlock(x)
 
 
@@ -302,8 +305,11 @@ cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     """Advance the tasks that wait for entry i, which was just sealed."""
     cdef uint32_t t, waiter
     cdef uint32_t left = x.tasks_max
+    cdef bint first
     if a32_load_sc(&x.entries[i].waiter) == 0:
         return
+    # A task that takes a large value runs before those that make more of them, once a quarter of the memory is in use.
+    first = a64_load_rlx(&x.entries[i].bytes) >= FRT_SPILL_BYTES_MIN and x.sb.used_pages > x.pages_max // 4
     _lock_surely(x)
     # Detach the list first: the entry may have been freed and reused meanwhile, and then a task of the old list
     # that also waits for the new object links itself again.
@@ -317,7 +323,7 @@ cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
         t = waiter - 1
         waiter = x.tasks[t].waiter
         x.tasks[t].flags &= ~FRT_TASK_LINKED
-        _advance(x, t)
+        _advance(x, t, first)
     _unlock(x)
 
 
@@ -373,4 +379,4 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
     for t in range(tasks):
         if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
             x.tasks[t].dep = 0
-            _advance(x, t)
+            _advance(x, t, False)

@@ -25,6 +25,7 @@ from fastrt._core.memory.arena cimport arena_alloc, arena_block_bytes, arena_fre
 from fastrt._core.memory.clients cimport Client, client_wake
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.queue cimport queue_means
 from fastrt._core.memory.wait cimport wait_nap, wait_news, wait_resident
 from fastrt._core.objects.handles cimport Ref, ref_use
 from fastrt._core.objects.objects cimport object_maybe_delete, object_tell
@@ -36,6 +37,7 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
+    ARGUMENTS_MAX = 1024  # of a task that are examined
     SIGNALS_NS = 50000000  # check for signals this often: a signal that came before the sleep does not end it
 
 KIND_LOST = 7  # an error without bytes: the value's file could not be read back
@@ -88,10 +90,12 @@ def configure(Client client, str directory, bint falls_back=False):
     client.ensure()
     if len(text) > 255:
         raise ValueError(f"the spill directory's path has {len(text)} bytes, more than 255")
+    client.x.sb.falls_back = falls_back
+    if client.x.sb.spill_dir[:strnlen(client.x.sb.spill_dir, 256)] == text:
+        return  # a daemon has taken over: clients that remove files at this moment always find the folder
     memset(client.x.sb.spill_dir, 0, 256)
     for k in range(len(text)):
         client.x.sb.spill_dir[k] = text[k]
-    client.x.sb.falls_back = falls_back
 
 
 def falls_back(Client client):
@@ -101,7 +105,12 @@ def falls_back(Client client):
 
 
 def candidates(Client client):
-    """List the values that could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    """List the values that could be spilled now, least recently used first.
+
+    Returns:
+        (last use, block bytes, block offset, index, objref) of each; copies of remote values, which are dropped and
+        not written, have the last use -1.
+    """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint32_t i
@@ -111,10 +120,31 @@ def candidates(Client client):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
-            used = 0 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used  # a copy goes first
-            rows.append((used, arena_block_bytes(x, entry.offset), i, entry.objref))
+            used = -1 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used
+            rows.append((used, arena_block_bytes(x, entry.offset), entry.offset, i, entry.objref))
     rows.sort()
     return rows
+
+
+def free_runs(Client client):
+    """List the free pieces of the committed memory: (offset, bytes), by address.
+
+    It takes no lock: while other clients allocate, some runs may be missing or wrong.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t n, page = 0
+    cdef uint64_t word
+    cdef list found = []
+    client.ensure()
+    while page < frt_pages(x):
+        word = a64_load_acq(x.pages + page)
+        n = <uint32_t>word
+        if n == 0 or n > frt_pages(x) - page:
+            n = 1  # a run that was just joined with the one before it
+        elif word >> 56 == <uint64_t>FRT_PAGE_FREE:
+            found.append((x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT), <uint64_t>n << FRT_PAGE_SHIFT))
+        page += n
+    return found
 
 
 def begin(Client client, uint32_t i, uint64_t objref):
@@ -237,6 +267,50 @@ def finish_restore(Client client, uint32_t i, bint good):
     a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
     object_tell(x, i)
     object_maybe_delete(x, i)
+
+
+def wanted_next(Client client, uint32_t tasks_most):
+    """List the spilled arguments of the next ready tasks: (index, objref, bytes), those that are needed first.
+
+    The queue and the records are read without a lock, so a row may name a value that no task needs any more.
+
+    Args:
+        tasks_most: how many tasks at the head of the queue are examined, and as many of those with a priority.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t cells, n
+    cdef uint64_t k, head
+    cdef list found = []
+    client.ensure()
+    n = min(a32_load_acq(&x.sb.ranked), frt_most(&x.sb.ranked_cells, x.tasks_max), tasks_most)
+    for k in range(n):  # a heap: the first is next, the others are near
+        _spilled_of(x, x.ranked[k].cell, found)
+    cells = a32_load_acq(&x.sb.ring_cells)
+    if cells == 0 or cells & (cells - 1) or cells > x.ring_max:
+        return found
+    head = a64_load_acq(&x.sb.ring_head)
+    for k in range(min(a64_load_acq(&x.sb.ring_tail) - head, <uint64_t>min(tasks_most, cells))):
+        _spilled_of(x, x.ring[(head + k) & (cells - 1)], found)
+    return found
+
+
+cdef int _spilled_of(frt_ctx *x, uint64_t cell, list found) except -1:
+    """Append the spilled arguments of a task that a cell of the queue names."""
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef frt_entry *entry
+    cdef uint32_t k, t = <uint32_t>cell
+    if t >= frt_tasks(x) or not queue_means(x, cell, a64_load_acq(x.task_words + t)) or not frt_task_body(x, t, &body):
+        return 0
+    for k in range(min(body.ndeps, <uint32_t>ARGUMENTS_MAX)):
+        slot = body.refs[k]
+        if slot.index >= frt_objects(x) or frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_SPILLED:
+            continue
+        entry = x.entries + slot.index
+        if a64_load_rlx(&entry.objref) == slot.objref and entry.nrefs == 0 and \
+                a8_load_sc(&entry.flags) & FRT_ENTRY_FILE:
+            found.append((slot.index, slot.objref, a64_load_rlx(&entry.bytes)))
+    return 0
 
 
 def is_spilled(Client client, Ref ref):

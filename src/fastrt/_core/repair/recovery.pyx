@@ -60,7 +60,7 @@ cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
         t -= 1
         state = frt_word_state(a64_load_sc(x.task_words + t))
         if state == FRT_TASK_READY:
-            queue_push(x, t)
+            queue_push(x, t, False)
         elif state == FRT_TASK_WAITING:
             links_wait(x, t)
         slot.pushing = 0
@@ -112,7 +112,7 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
         return FRT_OK
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # this process may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
-    queue_push(x, t)
+    queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
     return FRT_OK
 

@@ -258,7 +258,7 @@ cdef int _commit_task(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     if ndeps:
         links_wait(x, t)
     else:
-        queue_push(x, t)
+        queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
     return FRT_OK
 

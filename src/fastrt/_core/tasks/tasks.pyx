@@ -257,7 +257,7 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
         x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
-    queue_push(x, t)
+    queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
 
 

@@ -1,0 +1,174 @@
+"""Spill folders that are full, read-only, on a memory file system, changed or removed while the session runs.
+
+Each costs at most the values whose bytes it had, with an error that says why; the session goes on.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastrt
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck, inspect
+from fastrt.store import client as store_client
+
+MIB = 1 << 20
+STORE = 32 * MIB
+DISK = 12 * MIB
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, check=False, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def client():
+    return store_client.require().client
+
+
+def array(k: int) -> np.ndarray:
+    return np.full(MIB, k % 251, np.uint8)
+
+
+def put_arrays(count: int, refs: list[fastrt.ObjectRef] | None = None) -> list[fastrt.ObjectRef]:
+    refs = [] if refs is None else refs
+    for k in range(len(refs), len(refs) + count):
+        refs.append(fastrt.put(array(k)))
+    return refs
+
+
+def check(refs: list[fastrt.ObjectRef], those: list[int] | None = None) -> None:
+    for k in range(len(refs)) if those is None else those:
+        assert np.array_equal(fastrt.get(refs[k]), array(k))
+
+
+def settle(wait_until) -> None:
+    """Wait until nothing has been spilled for half a second: values are spilled ahead after the last put, too."""
+    seen, since = -1, 0.0
+
+    def is_quiet() -> bool:
+        nonlocal seen, since
+        now, count = time.monotonic(), spill.totals(client())["spilled_objects"]
+        if count != seen or any(row["state"] == "spilling" for row in inspect.objects(client())):
+            seen, since = count, now
+        return now - since > 0.5
+
+    wait_until(is_quiet, "spilling to end")
+
+
+def split(refs: list[fastrt.ObjectRef]) -> tuple[list[int], list[int]]:
+    """The numbers of the values in files, and of those in memory."""
+    spilled = [k for k, ref in enumerate(refs) if spill.is_spilled(client(), ref)]
+    return spilled, [k for k in range(len(refs)) if k not in spilled]
+
+
+def test_full_disk_is_named_and_costs_nothing(disk):
+    with fastrt.init(1, STORE, spill_dir=disk, advice=False):
+        refs: list[fastrt.ObjectRef] = []
+        with pytest.raises(fastrt.ObjectStoreFullError, match="No space left on device"):
+            put_arrays(64, refs)
+        assert len(refs) >= (STORE + DISK) // MIB - 6
+        check(refs)
+        del refs[:20]
+        more = put_arrays(10)
+        check(more)
+        assert fsck.fsck(client()) == []
+        del refs, more
+
+
+def test_read_only_folder_is_named_and_its_values_are_read(disk, wait_until):
+    with fastrt.init(1, STORE, spill_dir=disk, advice=False):
+        refs = put_arrays(36)
+        settle(wait_until)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(fastrt.ObjectStoreFullError, match="Read-only file system"):
+            put_arrays(16, refs)
+        check(refs)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        put_arrays(2, refs)
+        check(refs)
+        del refs
+
+
+def test_folder_on_a_memory_file_system_works():
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-spill-") as folder:
+        with fastrt.init(1, STORE, spill_dir=folder, advice=False):
+            refs = put_arrays(48)
+            assert split(refs)[0]
+            check(refs)
+            del refs
+        assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("falls_back", [True, False], ids=["mapped", "restored"])
+def test_removed_folder_costs_the_values_in_it_and_is_made_again(tmp_path, falls_back, wait_until):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, spill_fallback=falls_back, advice=False):
+        refs = put_arrays(44)
+        settle(wait_until)
+        spilled, inside = split(refs)
+        shutil.rmtree(spill.directory(client()))
+        for k in spilled[:3]:
+            with pytest.raises(fastrt.ObjectLostError, match="cannot be read back"):
+                fastrt.get(refs[k])
+        check(refs, inside)
+        more = put_arrays(48)
+        check(more)
+        assert list(tmp_path.iterdir())
+        del refs, more
+
+
+def test_folder_that_others_may_enter_is_not_used_until_that_is_mended(tmp_path, wait_until):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, advice=False):
+        refs = put_arrays(44)
+        folder = Path(spill.directory(client()))
+        settle(wait_until)
+        spilled, inside = split(refs)
+        folder.chmod(0o755)
+        with pytest.raises(fastrt.ObjectLostError, match="mode 755 lets other users in"):
+            fastrt.get(refs[spilled[0]])
+        check(refs, inside)
+        with pytest.raises(fastrt.ObjectStoreFullError, match="mode 755 lets other users in"):
+            put_arrays(48)
+        folder.chmod(0o700)
+        check(refs)
+        del refs
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+def test_damaged_file_that_the_daemon_reads_costs_its_value_only(tmp_path, damage):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, spill_fallback=False, advice=False):
+        refs = put_arrays(44)
+        victim = split(refs)[0][0]
+        path = Path(spill.directory(client())) / f"{refs[victim].objref:016x}"
+        if damage == "missing":
+            path.unlink()
+        else:
+            size = path.stat().st_size
+            with path.open("r+b") as file:
+                file.truncate(size - (damage == "short"))
+                file.seek(size // 2)
+                file.write(b"??")
+        with pytest.raises(fastrt.ObjectLostError, match=str(tmp_path)):
+            fastrt.get(refs[victim])
+        check(refs, [k for k in range(44) if k != victim])
+        assert fsck.fsck(client()) == []
+        del refs
