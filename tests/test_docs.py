@@ -39,6 +39,7 @@ INSTEAD = {
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
     "python bench/compare_tables.py": [sys.executable, str(ROOT / "bench/compare_tables.py"), "--help"],
+    "python -m fastrt.ray": [sys.executable, "-m", "fastrt.ray", str(ROOT / "tests/migrating/programs/graphs.py")],
     "python bench/compare_programs.py": [sys.executable, str(ROOT / "bench/compare_programs.py"), "--help"],
     "python bench/compare_collective.py": [sys.executable, str(ROOT / "bench/compare_collective.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],

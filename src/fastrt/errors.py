@@ -35,6 +35,10 @@ class ConfigError(FastrtError, ValueError):
     """A setting is malformed or out of range. The message names the setting, its value and the allowed values."""
 
 
+class ArgumentError(TypeError, ValueError):
+    """An option is unknown, or an argument is of another kind. Ray raises a ValueError where Python has a TypeError."""
+
+
 class NotInitializedError(FastrtError, RuntimeError):
     """The call needs a runtime, which is not started or is already shut down. Call `fastrt.init()` first."""
 
@@ -99,7 +103,11 @@ class OutOfMemoryError(WorkerCrashedError):
     """
 
 
-class ActorDiedError(FastrtError):
+class ActorError(FastrtError):
+    """The root of errors of actors: their calls cannot be run. Look at the class and the message for the reason."""
+
+
+class ActorDiedError(ActorError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 
     Create another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
@@ -281,6 +289,10 @@ class TaskError(FastrtError):
         text = format_user_traceback(exc) if traceback_text is None else traceback_text
         cause = exc.cause if isinstance(exc, TaskError) else exc
         return _make(cause, task_name, os.getpid() if pid is None else pid, text)
+
+    def as_instanceof_cause(self) -> TaskError:
+        """Return this error, which is an instance of its cause's type already. Ray's programs call this."""
+        return self
 
     def __str__(self) -> str:
         return f"task {self.task_name!r} failed in process {self.pid}\n{self.traceback_text.rstrip()}"

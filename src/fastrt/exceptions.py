@@ -1,10 +1,15 @@
 """fastrt's errors under their names in Ray: `except fastrt.exceptions.RayTaskError` works unchanged.
 
-If fastrt has one error for several of Ray's, all these names are aliases of it.
+If fastrt has one error for several of Ray's, all these names are aliases of it. Names for which fastrt has no occasion
+are classes of their own, in Ray's order of inheritance, so programs can name them.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import (
     ActorDiedError,
+    ActorError,
+    ActorNotFoundError,
     FastrtError,
     GetTimeoutError,
     InfeasibleTaskError,
@@ -13,28 +18,58 @@ from fastrt.errors import (
     ObjectLostError,
     ObjectStoreFullError,
     OutOfMemoryError,
+    SerializationError,
     TaskCancelledError,
     TaskError,
     WorkerCrashedError,
 )
 
+if TYPE_CHECKING:
+    from fastrt.ray_exceptions import (
+        ActorUnavailableError,
+        AsyncioActorExit,
+        AuthenticationError,
+        CrossLanguageError,
+        LocalRayletDiedError,
+        ObjectFetchTimedOutError,
+        ObjectFreedError,
+        ObjectReconstructionFailedError,
+        ObjectRefStreamEndOfStreamError,
+        OwnerDiedError,
+        PendingCallsLimitExceeded,
+        PlasmaObjectNotAvailable,
+        RayCgraphCapacityExceeded,
+        RayChannelError,
+        RayChannelTimeoutError,
+        RayDirectTransportError,
+        RaySystemError,
+        ReferenceCountingAssertionError,
+        RpcError,
+        RuntimeEnvSetupError,
+        StreamingGeneratorReplayInconsistentError,
+        UnserializableException,
+        UserCodeException,
+    )
+
 RayError = FastrtError
-RayTaskError = UserCodeException = TaskError
-RayActorError = ActorUnavailableError = ActorPlacementGroupRemoved = ActorDiedError
-RaySystemError = CrossLanguageError = RuntimeEnvSetupError = FastrtError
+RayTaskError = TaskError
+RayActorError = ActorError
 ActorAlreadyExistsError = NameTakenError
+ActorHandleNotFoundError = ActorNotFoundError
 ActorUnschedulableError = TaskUnschedulableError = TaskPlacementGroupRemoved = InfeasibleTaskError
-LocalRayletDiedError = NodeDiedError
-ObjectFetchTimedOutError = ObjectFreedError = ObjectReconstructionFailedError = ObjectLostError
-OwnerDiedError = PlasmaObjectNotAvailable = ReferenceCountingAssertionError = ObjectLostError
-OutOfDiskError = PendingCallsLimitExceeded = ObjectStoreFullError
+ActorPlacementGroupRemoved = ActorDiedError
+OutOfDiskError = ObjectStoreFullError
+OufOfBandObjectRefSerializationException = SerializationError
 
 __all__ = [
     "ActorAlreadyExistsError",
     "ActorDiedError",
+    "ActorHandleNotFoundError",
     "ActorPlacementGroupRemoved",
     "ActorUnavailableError",
     "ActorUnschedulableError",
+    "AsyncioActorExit",
+    "AuthenticationError",
     "CrossLanguageError",
     "GetTimeoutError",
     "LocalRayletDiedError",
@@ -43,21 +78,38 @@ __all__ = [
     "ObjectFreedError",
     "ObjectLostError",
     "ObjectReconstructionFailedError",
+    "ObjectRefStreamEndOfStreamError",
     "ObjectStoreFullError",
+    "OufOfBandObjectRefSerializationException",
     "OutOfDiskError",
     "OutOfMemoryError",
     "OwnerDiedError",
     "PendingCallsLimitExceeded",
     "PlasmaObjectNotAvailable",
     "RayActorError",
+    "RayCgraphCapacityExceeded",
+    "RayChannelError",
+    "RayChannelTimeoutError",
+    "RayDirectTransportError",
     "RayError",
     "RaySystemError",
     "RayTaskError",
     "ReferenceCountingAssertionError",
+    "RpcError",
     "RuntimeEnvSetupError",
+    "StreamingGeneratorReplayInconsistentError",
     "TaskCancelledError",
     "TaskPlacementGroupRemoved",
     "TaskUnschedulableError",
+    "UnserializableException",
     "UserCodeException",
     "WorkerCrashedError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastrt import ray_exceptions  # here: `import fastrt` imports this module, and few programs need those names
+
+    return getattr(ray_exceptions, name)

@@ -42,7 +42,10 @@ _ACTOR_OPTIONS = (
     "concurrency_groups", "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling",
     "scheduling_strategy", "label_selector",
 )  # fmt: skip
-_CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects")
+_CALL_OPTIONS = (
+    "num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects", "name",
+    "enable_task_events",
+)  # fmt: skip
 _AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
 _KNOCK_S = 10.0
 _KILL_S = 10.0

@@ -108,7 +108,8 @@ def actors(store: Store) -> list[Row]:
         store: any process's attachment.
     Returns:
         Rows with actor (its id), class, name and namespace (or ""), state ("starting", "alive", "restarting", "dead"),
-        pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead).
+        pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead), actor_id (that
+        of `runtime_context()`).
     """
     names = Names(store)
     calls: dict[int, int] = {}
@@ -126,7 +127,7 @@ def actors(store: Store) -> list[Row]:
                 "namespace": namespaces_of_actors.split(info["name"])[0],
                 "state": ACTOR_STATES.get(info["state"], "?"), "pid": info["pid"], "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
-                "reason": info["reason"],
+                "reason": info["reason"], "actor_id": f"{info['object'][0]:016x}",
             }
         )  # fmt: skip
     return found
@@ -215,7 +216,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "actors": (
         "actor", "class", "name", "namespace", "state", "pid", "restarts", "max_restarts", "detached", "calls",
-        "reason",
+        "reason", "actor_id",
     ),
     "objects": (
         "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",

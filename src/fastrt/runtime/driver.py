@@ -12,6 +12,7 @@ from fastrt.config import Config, read_resources
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
 from fastrt.runtime.foreign import RAY, kind_of, start_foreign
 from fastrt.runtime.nodefile import find_node
+from fastrt.runtime.nodes import nodes_at
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -50,7 +51,8 @@ def init(
         object_store_memory: size of the store in bytes, or text such as "512MiB"; default: the smallest of 30 %
             of available memory, half of the cgroup's limit, and 80 % of free /dev/shm.
         address: `host:port` of a cluster's head, or "auto": use the node of it that `fastrt start` runs on this
-            machine, instead of starting one. Options that describe a new node are not allowed then.
+            machine, instead of starting one. Or another program's `Runtime.socket_path`: use its session, as long as
+            that program runs. Options that describe a new node are not allowed then.
         num_cpus: another name for num_workers.
         num_gpus, resources: further resources that tasks may request, with their amounts: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
@@ -138,6 +140,9 @@ def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Ru
     if any(value is not None for value in about.values()):
         raise ConfigError(f"{', '.join(about)} are the node's: give them to `fastrt start`")
     config = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY, **settings)
+    if os.path.isabs(address):
+        workers = nodes_at(address)[0]["Resources"].get("CPU", 0)
+        return Attached(config, address, int(workers))
     node = find_node(config.runtime_dir, address)
     return Attached(config, node.socket_path, node.num_workers)
 

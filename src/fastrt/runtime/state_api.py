@@ -48,8 +48,8 @@ def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _A
 
     Returns:
         A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
-        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), and node where there are
-        several.
+        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), actor_id, and node where
+        there are several.
     Raises:
         ValueError: a filter names no column.
     """

@@ -93,6 +93,14 @@ class ObjectRefGenerator(Waitable, Generic[T]):
         """Return a reference that is ready when the task has ended; it holds None, or the error that ended the task."""
         return self._end
 
+    def next_ready(self) -> bool:
+        """Whether `next` would return or raise at once."""
+        return self._over or bool(generators.is_ready(self._store().client, self._stream, self._end))
+
+    def close(self) -> None:
+        """Read no further items. The task is closed at its next `yield` when the last handle is gone."""
+        self._over = True
+
     def is_finished(self) -> bool:
         """Whether all items have been read."""
         if not self._over:

@@ -43,6 +43,18 @@ def reducer_of(kind: type) -> Callable[[Any], Reduced] | None:
     return found
 
 
+def register(kind: type, reduce: Callable[[Any], Reduced] | None) -> None:
+    """Use a program's own reducer for the values of a class, but not for those of its subclasses.
+
+    Args:
+        kind: the class.
+        reduce: the reducer; None removes it.
+    """
+    _by_kind.pop(kind, None)
+    if reduce is not None:
+        _by_kind[kind] = reduce
+
+
 def _find(kind: type, module: str) -> Callable[[Any], Reduced]:
     name = kind.__name__
     root = module.partition(".")[0]

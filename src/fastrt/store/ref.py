@@ -10,7 +10,11 @@ from fastrt._core.objects import handles
 from fastrt.errors import FastrtError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from typing_extensions import TypeVar
+
+    from fastrt.ids import JobID, TaskID
 
     T = TypeVar("T", default=Any, covariant=True)  # of the value; a plain `ObjectRef` is one of `Any`
 else:
@@ -35,6 +39,35 @@ class ObjectRef(handles.Ref, Generic[T]):
         """Return the 64-bit object reference as 16 hex digits: node in the first four, counter in the rest."""
         return f"{self.objref:016x}"
 
+    def binary(self) -> bytes:
+        """Return the bytes whose hex digits `hex` returns."""
+        return bytes.fromhex(self.hex())
+
+    def size(self) -> int:
+        """Return the number of bytes of `binary`."""
+        return len(self.hex()) // 2
+
+    def is_nil(self) -> bool:
+        """Whether the reference names nothing: never."""
+        return False
+
+    def task_id(self) -> TaskID:
+        """Return the id of the task that makes the object; of an object that was put, and of a further result, its own.
+
+        Source:
+            The semantics of `ray.ObjectRef.task_id`.
+        """
+        from fastrt.ids import TaskID  # here: few programs need it
+
+        return TaskID(self.hex())
+
+    def job_id(self) -> JobID:
+        """Return the id of the job of this process; nil where another engine runs."""
+        from fastrt.ids import JobID
+
+        owner: Any = self.owner
+        return JobID.nil() if owner is None else JobID(f"{owner.job:016x}")
+
     def __repr__(self) -> str:
         return f"ObjectRef({self.hex()})"
 
@@ -48,6 +81,12 @@ class ObjectRef(handles.Ref, Generic[T]):
         import asyncio
 
         return asyncio.wrap_future(self.future()).__await__()
+
+    def as_future(self) -> asyncio.Future[T]:
+        """Return a future of the running event loop that gets the value, as `await` does."""
+        import asyncio
+
+        return asyncio.wrap_future(self.future())
 
     def future(self) -> concurrent.futures.Future[T]:
         """Return a `concurrent.futures.Future` that gets the value, or the error that `fastrt.get` would raise.

@@ -34,6 +34,7 @@ from fastrt.tasks.typed import Handle, P, submits
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from fastrt.tasks.dag import ClassNode
     from fastrt.tasks.typed import ClassOptions
 
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
@@ -72,6 +73,13 @@ class ActorClass(Generic[P, Handle]):
         # By parts, so that a class that names its remote self can be pickled inside its own globals.
         return _empty, (), (self.cls, self._options, self.__doc__), None, None, _fill
 
+    def __getattr__(self, name: str) -> Any:
+        # An attribute of the class: a constant, a static or a class method. It is read here, not in an actor.
+        cls = None if name.startswith("__") else self.__dict__.get("cls")
+        if cls is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(cls, name)
+
     def __repr__(self) -> str:
         return f"ActorClass({self.cls.__qualname__})"
 
@@ -84,6 +92,16 @@ class ActorClass(Generic[P, Handle]):
             TypeError, ValueError: an option is unknown or wrong.
         """
         return ActorClass(self.cls, **{**self._options, **_checked(options)})
+
+    def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
+        """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
+
+        Args:
+            *args, **kwargs: as for `remote`; nodes of the graph among them are replaced by their results.
+        """
+        from fastrt.tasks.dag import ClassNode  # here: few programs have graphs
+
+        return ClassNode(self, args, kwargs)
 
     @submits
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
@@ -187,6 +205,7 @@ def taken_error(whole: str) -> NameTakenError:
 
 
 def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = tasks_options.from_ray(CLASSES, options)
     tasks_options.check(CLASSES, options)
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists finds an actor by its name: give one, too")

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from fastrt.ids import ActorID
+    from fastrt.tasks.dag import FunctionNode
     from fastrt.tasks.typed import MethodOptions
 
     _V = TypeVar("_V")
@@ -177,6 +179,16 @@ class ActorMethod(Generic[P, R, Out]):
         retries = self._retries if max_task_retries is None else tasks_options.task_retries_of(max_task_retries)
         return ActorMethod(self._ref, self._actor, plan, retries)
 
+    def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
+        """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
+
+        Args:
+            *args, **kwargs: as for `remote`; nodes of the graph among them are replaced by their results.
+        """
+        from fastrt.tasks.dag import FunctionNode  # here: few programs have graphs
+
+        return FunctionNode(self, args, kwargs)
+
     @submits
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the actor's process, after all earlier calls by this process.
@@ -274,13 +286,24 @@ class ActorHandle(Generic[Instance]):
         plan = plan_of(self)
         for which in plan.methods:
             if which.name == name:
-                method = ActorMethod(self._actor_ref, plan, which, plan.retries)
+                own = which.settings.given.get("max_task_retries")
+                retries = plan.retries if own is None else tasks_options.task_retries_of(own)
+                method = ActorMethod(self._actor_ref, plan, which, retries)
                 self.__dict__[name] = method  # from now on an attribute like any other
                 return method
         raise AttributeError(
             f"actor class {plan.name} has no method {name!r}; it has "
             + (", ".join(which.name for which in plan.methods if not which.name.startswith("_")) or "none")
         )
+
+    @property
+    def _actor_id(self) -> ActorID:
+        """The actor's id, under the name by which Ray's programs read it."""
+        from fastrt.ids import ActorID  # here: few programs need it
+
+        return ActorID(self._actor_ref.hex())
+
+    _ray_actor_id = _actor_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorHandle, (self._actor_ref,)

@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from fastrt.tasks.actor_class import ActorClass
-from fastrt.tasks.options import CLASSES, FUNCTIONS, OPTIONS, check_names
+from fastrt.tasks.options import CLASSES, FUNCTIONS, OF_RAY, OPTIONS, check_names, from_ray
 from fastrt.tasks.remote import RemoteFunction
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         scheduling: "spread" over the nodes, "pack" onto as few as possible, or the name or id of the only node to
             use; default: this node if it has room, else another.
         scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
-        memory: of a class: accepted and checked.
+        memory: accepted and checked.
         runtime_env: variables, working folder and modules of a call, or an actor, over those that it inherits:
             {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
     Returns:
@@ -114,8 +114,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         if options:
             raise TypeError("use @remote or @remote(option=...), not both at once")
         return _made_remote(target)
-    if not any(name in OPTIONS[CLASSES] for name in options):
-        check_names(FUNCTIONS, options)
+    if not any(name in OPTIONS[CLASSES] or name in OF_RAY[CLASSES] for name in options):
+        check_names(FUNCTIONS, from_ray(FUNCTIONS, options))
     return lambda target: _made_remote(target, **options)
 
 

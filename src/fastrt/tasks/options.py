@@ -15,7 +15,7 @@ from typing import Any
 from fastrt._core.objects import functions
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks.submission import PRIORITY_MAX
-from fastrt.errors import ConfigError, ObjectStoreFullError
+from fastrt.errors import ArgumentError, ConfigError, ObjectStoreFullError, UnsupportedError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, deserialize, serialize
@@ -158,9 +158,16 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "name": Option("text"),
         "priority": Option("a whole number", -PRIORITY_MAX, PRIORITY_MAX, default=0),
         "max_calls": Option("a whole number", 0, _CALLS_MAX, f"from 0 (any number) to {_CALLS_MAX}", default=0),
+        "memory": Option(check=_memory),
         **_OF_PROCESSES,
     },
-    METHODS: {**_OF_CALLS, "concurrency_group": Option("text")},
+    METHODS: {
+        **_OF_CALLS,
+        "concurrency_group": Option("text"),
+        "max_task_retries": _RETRIES,
+        "name": Option("text"),
+        "enable_task_events": Option("True or False"),
+    },
     CLASSES: {
         "name": Option(check=_actor_name),
         "namespace": Option(check=namespaces.checked),
@@ -176,6 +183,74 @@ OPTIONS: dict[str, dict[str, Option]] = {
 }
 
 
+# Options of Ray that fastrt takes in another form, or takes because they change nothing here; by their default.
+OF_RAY: dict[str, dict[str, Any]] = {
+    FUNCTIONS: {
+        "enable_task_events": True,
+        "_labels": None,
+        "_metadata": None,
+        "object_store_memory": None,
+        "fallback_strategy": None,
+        "accelerator_type": None,
+        "placement_group": "default",
+        "placement_group_bundle_index": -1,
+        "placement_group_capture_child_tasks": None,
+        "_num_objects_per_yield": 1,
+    },
+}
+OF_RAY[CLASSES] = {
+    **{name: default for name, default in OF_RAY[FUNCTIONS].items() if name != "_num_objects_per_yield"},
+    "allow_out_of_order_execution": None,
+    "max_pending_calls": -1,
+    "enable_tensor_transport": None,
+    "_actor_generator_backpressure_num_objects": None,
+}
+WITHOUT_MEANING = ("allow_out_of_order_execution", "enable_task_events", "_labels", "_metadata")
+# Those that only their default is taken of, and why.
+REFUSED = {
+    "object_store_memory": "the store is not divided among tasks",
+    "fallback_strategy": "fastrt tries one label_selector only",
+    "max_pending_calls": "calls of an actor wait in its mailbox, which has no limit of its own",
+    "enable_tensor_transport": "fastrt has no transport between GPUs",
+    "_num_objects_per_yield": "it is not public in Ray",
+    "_actor_generator_backpressure_num_objects": "it is not public in Ray; each generator has a limit of its own",
+}
+_ACCELERATOR_PART = 0.001  # of the resource "accelerator_type:<name>", which a node has once
+
+
+def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the options that only Ray has, and leave out those that change nothing here.
+
+    Args:
+        kind: FUNCTIONS or CLASSES.
+        options: by name.
+    Raises:
+        UnsupportedError: an option of Ray that fastrt has not.
+        TypeError: a placement group is none.
+    """
+    found = {name: value for name, value in options.items() if name not in OF_RAY[kind]}
+    if len(found) == len(options):
+        return found
+    given = {name: value for name, value in options.items() if name in OF_RAY[kind] and value is not None}
+    for name, value in given.items():
+        if name.startswith("placement_group") or name in WITHOUT_MEANING or value == OF_RAY[kind][name]:
+            continue
+        if name != "accelerator_type":
+            raise UnsupportedError(
+                f"fastrt has no option {name!r} of {kind}: {REFUSED[name]}. Leave it out, or run the program on Ray, "
+                'as fastrt.init(engine="ray") does'
+            )
+        found["resources"] = {**(found.get("resources") or {}), f"{name}:{value}": _ACCELERATOR_PART}
+    group = given.get("placement_group", "default")
+    if group != "default":
+        if not isinstance(group, resources.Group):
+            raise TypeError(f"placement_group is {group!r}; it must be made by placement_group()")
+        index = given.get("placement_group_bundle_index", -1)
+        inside = given.get("placement_group_capture_child_tasks", False)
+        found["scheduling_strategy"] = group.as_strategy(index, inside)
+    return found
+
+
 def check_names(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse options that there are not.
 
@@ -189,7 +264,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
         if name == "priority" and kind != FUNCTIONS:
             raise TypeError(NO_PRIORITY)
         if name not in OPTIONS[kind]:
-            raise TypeError(f"{name!r} is not an option of {kind}; there are: {', '.join(OPTIONS[kind])}")
+            raise ArgumentError(f"{name!r} is not an option of {kind}; there are: {', '.join(OPTIONS[kind])}")
 
 
 def check(kind: str, options: Mapping[str, Any]) -> None:

@@ -80,22 +80,32 @@ class PlacementGroup(Group):
             return _there(store, self, _ready)
         return store.with_room(0, lambda: _await_group(store, self))
 
-    def wait(self, timeout: float | None = 30.0) -> bool:
+    def is_empty(self) -> bool:
+        """Whether the group has no bundles: never."""
+        return False
+
+    def wait(self, timeout: float | None = 30.0, *, timeout_seconds: float | None = None) -> bool:
         """Wait until everything is reserved.
 
         Args:
             timeout: seconds; None: no limit.
+            timeout_seconds: Ray's name for it.
         Returns:
             Whether it is.
         Raises:
             InfeasibleTaskError: it never will be.
             NotFoundError: the group was removed.
         """
+        timeout = timeout if timeout_seconds is None else timeout_seconds
         store = store_client.require()
         ref = self.ready()
         if not store.wait([ref], 1, timeout)[0]:
             return False
         return bool(store.get(ref))
+
+    def as_strategy(self, index: int, capture: bool) -> PlacementGroupSchedulingStrategy:
+        """Return the strategy of a task that gets its resources from the group; arguments as for the class."""
+        return PlacementGroupSchedulingStrategy(self, index, capture)
 
     def inside(self, amounts: Amounts, index: int) -> Amounts:
         """Return the demand of a task that gets its resources from the bundle of that index; -1: from any.
@@ -140,7 +150,7 @@ class PlacementGroupSchedulingStrategy:
 
 def placement_group(
     bundles: Sequence[Mapping[str, float]],
-    strategy: str = "PACK",
+    strategy: str | None = "PACK",
     name: str = "",
     lifetime: str | None = None,
     bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
@@ -167,6 +177,7 @@ def placement_group(
             raise ValueError(f"bundle_label_selector must have a selector for each of the {len(bundles)} bundles")
         selectors = [selecting("bundle_label_selector", one) for one in bundle_label_selector]
         amounts = [tuple(sorted(one + selector)) for one, selector in zip(amounts, selectors, strict=True)]
+    strategy = strategy or "PACK"
     if strategy not in _STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}; it must be one of {', '.join(_STRATEGIES)}")
     if lifetime not in (None, "detached"):

@@ -16,7 +16,7 @@ from fastrt._core.objects import functions as functions_core
 from fastrt._core.tasks import generators
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.submission import TaskOptions, submit
-from fastrt.errors import ObjectStoreFullError
+from fastrt.errors import ArgumentError, ObjectStoreFullError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import namespaces, warnings
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fastrt.store.ref import ObjectRef
+    from fastrt.tasks.dag import FunctionNode
     from fastrt.tasks.typed import FunctionOptions
 
     _V = TypeVar("_V")
@@ -66,7 +67,10 @@ class RemoteFunction(Generic[P, R, Out]):
         if inspect.isclass(function):
             raise TypeError(f"{_name_of(function)} is a class: fastrt.remote makes an actor class of it")
         if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method")
+            raise ArgumentError(
+                f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method"
+            )
+        options = tasks_options.from_ray(FUNCTIONS, options)
         self._settings = settings = tasks_options.read(FUNCTIONS, options, function)
         self._demand = resources.demand_of({k: v for k, v in settings.given.items() if k in resources.OPTIONS})
         self._function = function
@@ -128,8 +132,19 @@ class RemoteFunction(Generic[P, R, Out]):
             TypeError: an unknown option.
             ValueError: an option is out of range.
         """
+        options = tasks_options.from_ray(FUNCTIONS, options)
         tasks_options.check_names(FUNCTIONS, options)
         return RemoteFunction(self._function, **{**self._settings.given, **options})
+
+    def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
+        """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
+
+        Args:
+            *args, **kwargs: as for `remote`; nodes of the graph among them are replaced by their results.
+        """
+        from fastrt.tasks.dag import FunctionNode  # here: few programs have graphs
+
+        return FunctionNode(self, args, kwargs)
 
     @submits
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,17 @@ class Group:
         """
         raise NotImplementedError
 
+    def as_strategy(self, index: int, capture: bool) -> Any:
+        """Return the strategy of a task that gets its resources from the group.
+
+        Args:
+            index: of the bundle; -1: any.
+            capture: whether tasks that it starts are in the group, too.
+        Raises:
+            TypeError: `capture` is not a bool.
+        """
+        raise NotImplementedError
+
 
 class Demand(NamedTuple):
     """The demand of one task or actor.

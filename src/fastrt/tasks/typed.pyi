@@ -241,6 +241,12 @@ class CommonOptions(_Processes, total=False):
     """Options that functions and classes have."""
 
     name: str | None
+    memory: float | None
+    accelerator_type: str | None
+    placement_group: Any
+    placement_group_bundle_index: int
+    placement_group_capture_child_tasks: bool | None
+    enable_task_events: bool
 
 class MethodOptions(TypedDict, total=False):
     """Options of actors' methods; `num_returns` is in the overloads."""
@@ -253,6 +259,8 @@ class MethodOptions(TypedDict, total=False):
     retry_delay_max: float | None
     timeout: float | None
     concurrency_group: str | None
+    name: str | None
+    enable_task_events: bool | None
 
 class FunctionOptions(CommonOptions, total=False):
     """Options of remote functions; `num_returns` is in the overloads."""
@@ -278,7 +286,8 @@ class ClassOptions(CommonOptions, total=False):
     max_task_retries: int | None
     max_concurrency: int | None
     concurrency_groups: dict[str, int] | None
-    memory: float | None
+    max_pending_calls: int
+    allow_out_of_order_execution: bool | None
 
 class FunctionDecorator(Protocol):
     """`fastrt.remote(...)` with options of functions."""

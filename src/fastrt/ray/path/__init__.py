@@ -1,0 +1,1 @@
+"""A folder for the module path, where `import ray` finds fastrt: see `fastrt.ray.alias`."""

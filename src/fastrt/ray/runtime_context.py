@@ -1,0 +1,211 @@
+"""`ray.runtime_context`: the context of the code that asks for it, with all members of Ray's."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from fastrt._core.objects import handles
+from fastrt._core.repair import inspect
+from fastrt._core.tasks import actors
+from fastrt._core.tasks import tasks as core
+from fastrt.errors import UnsupportedError
+from fastrt.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
+from fastrt.ray.refusals import refuse
+from fastrt.runtime.nodes import nodes
+from fastrt.store import client as store_client
+from fastrt.store import engine as engines
+from fastrt.tasks import context, runtime_env
+from fastrt.tasks.actor_handle import ActorHandle
+from fastrt.tasks.placement_group import get_current_placement_group
+
+__all__ = ["RuntimeContext", "get_runtime_context"]
+
+
+class RuntimeContext:
+    """The session, process, task and actor of the code that runs. Made by `get_runtime_context`."""
+
+    @property
+    def _now(self) -> context.RuntimeContext:
+        return context.runtime_context()
+
+    def get(self) -> dict[str, Any]:
+        """Return ids of the job and the node, the namespace, and those of the task and the actor where there are."""
+        found: dict[str, Any] = {"job_id": self.job_id, "node_id": self.node_id, "namespace": self.namespace}
+        if self.get_task_id() is not None:
+            found["task_id"] = self.task_id
+        if self.get_actor_id() is not None:
+            found["actor_id"] = self.actor_id
+        return found
+
+    @property
+    def job_id(self) -> JobID:
+        """The id of the driver that the code runs for."""
+        return JobID(self._now.job_id)
+
+    @property
+    def node_id(self) -> NodeID:
+        """The id of the node."""
+        return NodeID(self._now.node_id)
+
+    @property
+    def task_id(self) -> TaskID:
+        """The id of the task or call that runs here; nil in a driver."""
+        found = self.get_task_id()
+        return TaskID.nil() if found is None else TaskID(found)
+
+    @property
+    def actor_id(self) -> ActorID:
+        """The id of the actor in whose process the code runs; nil elsewhere."""
+        found = self.get_actor_id()
+        return ActorID.nil() if found is None else ActorID(found)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of actors' names."""
+        return self._now.namespace
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """Whether the actor's instance is not its first."""
+        return self._now.was_current_actor_reconstructed
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        """A handle of the actor in whose process the code runs.
+
+        Raises:
+            RuntimeError: it is no actor's process.
+        """
+        store = store_client.require()
+        if store.actor_here is None:
+            raise RuntimeError("current_actor is for the code of an actor; this process is not an actor's")
+        ref = handles.acquire(store.client, *actors.info(store.client, store.actor_here)["object"])
+        return ActorHandle(ref)
+
+    @property
+    def current_placement_group_id(self) -> PlacementGroupID:
+        """The id of the placement group of the task or actor; nil where there is none."""
+        found = self.get_placement_group_id()
+        return PlacementGroupID.nil() if found is None else PlacementGroupID(found)
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        """Whether tasks that are submitted here run in the placement group, too."""
+        return runtime_env.captured() is not None
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """The environment of this process, as it was given."""
+        here = runtime_env.current()
+        if here is None:
+            return {}
+        given = {name: getattr(here, name) for name in ("env_vars", "working_dir", "py_modules", "import_paths")}
+        return {name: dict(v) if name == "env_vars" else v for name, v in given.items() if v is not None}
+
+    @property
+    def gcs_address(self) -> str:
+        """The address of the session: the socket of this node's daemon."""
+        return store_client.require().socket_path
+
+    def get_job_id(self) -> str:
+        """Return the hex digits of `job_id`."""
+        return self._now.job_id
+
+    def get_node_id(self) -> str:
+        """Return the hex digits of `node_id`."""
+        return self._now.node_id
+
+    def get_worker_id(self) -> str:
+        """Return the id of this process."""
+        return WorkerID(self._now.worker_id).hex()
+
+    def get_task_id(self) -> str | None:
+        """Return the id of the task or call that runs here; None in a driver. Its result has the same `task_id()`."""
+        now = self._now
+        if now.task_id is None or engines.current() is not None:
+            return now.task_id
+        store = store_client.require()
+        task = store.task_here()
+        assert task is not None
+        number = core.info(store.client, task)["id"]
+        results = next((row["returns"] for row in inspect.tasks(store.client) if row["id"] == number), ())
+        return f"{results[0]:016x}" if results else now.task_id
+
+    def get_task_name(self) -> str | None:
+        """Return the name of the task that runs here; None in a driver."""
+        return self._now.task_name
+
+    def get_task_function_name(self) -> str | None:
+        """Return the name of the function of the task that runs here; None in a driver."""
+        return self._now.task_name
+
+    def get_actor_id(self) -> str | None:
+        """Return the id of the actor in whose process the code runs; None elsewhere."""
+        return self._now.actor_id
+
+    def get_actor_name(self) -> str | None:
+        """Return the name of that actor; "" if it has none, None outside of actors."""
+        now = self._now
+        return None if now.actor_id is None else now.actor_name or ""
+
+    def get_placement_group_id(self) -> str | None:
+        """Return the id of the placement group of the task or actor; None where there is none."""
+        group = get_current_placement_group()
+        return None if group is None else group.id
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """Return the resources of the task or the actor."""
+        return self._now.assigned_resources
+
+    def get_runtime_env_string(self) -> str:
+        """Return `runtime_env` as JSON."""
+        return json.dumps(self.runtime_env)
+
+    def get_session_name(self) -> str:
+        """Return the name of the session's folder."""
+        return os.path.basename(os.path.dirname(self.gcs_address))
+
+    def get_temp_dir(self) -> str:
+        """Return the folder that has the session's folder."""
+        return os.path.dirname(os.path.dirname(self.gcs_address))
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Return the GPUs of the task or actor.
+
+        Raises:
+            UnsupportedError: it has some; fastrt counts GPUs and does not assign them by number.
+        """
+        if self._now.assigned_resources.get("GPU"):
+            raise UnsupportedError(refuse("ids of GPUs", "it counts GPUs, and does not assign them by number"))
+        return {"GPU": []}
+
+    def get_resource_ids(self) -> dict[str, list[str]]:
+        """Return as `get_accelerator_ids`, which replaced it."""
+        return self.get_accelerator_ids()
+
+    def get_node_labels(self) -> dict[str, str]:
+        """Return the labels of this node."""
+        return dict(nodes()[0]["Labels"])
+
+    def is_canceled(self) -> bool:
+        """Whether the task that runs here was cancelled.
+
+        Raises:
+            RuntimeError: this is a driver.
+        """
+        store = store_client.require()
+        task = store.task_here()
+        if task is None:
+            raise RuntimeError("is_canceled is for the code of a task or a call")
+        return bool(core.cancelled(store.client, task))
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Return the context of this process; its members answer for the code that reads them.
+
+    Source:
+        The semantics of `ray.get_runtime_context`.
+    """
+    return RuntimeContext()

@@ -1,0 +1,65 @@
+"""`ray.runtime_env.RuntimeEnv`: an environment of tasks and actors, as a dict that is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastrt.errors import UnsupportedError
+from fastrt.ray.refusals import refuse
+from fastrt.tasks.runtime_env import environment_of
+
+__all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
+
+
+class RuntimeEnvConfig(dict[str, Any]):
+    """Settings of the making of an environment. fastrt makes none, so they change nothing.
+
+    Args:
+        setup_timeout_seconds: seconds that the making may take.
+        eager_install: whether it begins when the job starts.
+    """
+
+    def __init__(self, setup_timeout_seconds: int = 600, eager_install: bool = True, **more: Any) -> None:
+        super().__init__(setup_timeout_seconds=setup_timeout_seconds, eager_install=eager_install, **more)
+
+
+class RuntimeEnv(dict[str, Any]):
+    """A `runtime_env`: a dict of the fields that were given.
+
+    Args:
+        env_vars, working_dir, py_modules: as for the dict; see `docs/environments.md`.
+        config: a `RuntimeEnvConfig`.
+        **more: fields that need an installation are refused.
+    Raises:
+        UnsupportedError: a field that fastrt has not.
+        TypeError, ConfigError: a value is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        env_vars: dict[str, str] | None = None,
+        working_dir: str | None = None,
+        py_modules: list[Any] | None = None,
+        config: Any = None,
+        _validate: bool = True,
+        **more: Any,
+    ) -> None:
+        given = {"env_vars": env_vars, "working_dir": working_dir, "py_modules": py_modules}
+        found = {name: value for name, value in given.items() if value is not None}
+        for name, value in more.items():
+            if value is not None:
+                raise UnsupportedError(
+                    refuse(f"field {name!r} of runtime_env", "nothing is installed or wrapped for a task")
+                )
+        if _validate:
+            environment_of(found)
+        super().__init__(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a plain dict."""
+        return dict(self)
+
+    def has_working_dir(self) -> bool:
+        """Whether a working folder was given."""
+        return "working_dir" in self

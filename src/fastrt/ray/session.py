@@ -1,0 +1,217 @@
+"""`ray.init` and the object that it returns."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fastrt.config import Config
+from fastrt.errors import AttachError, FastrtError, UnsupportedError
+from fastrt.ray.logs import LoggingConfig
+from fastrt.ray.refusals import refuse
+from fastrt.ray.util.addresses import get_node_ip_address
+from fastrt.runtime import driver
+from fastrt.runtime import nodes as runtime_nodes
+from fastrt.runtime.session import Runtime
+from fastrt.store import client as store_client
+from fastrt.store import engine as engines
+
+VERSION = "2.60.0"  # of the Ray whose names these are
+COMMIT = "fastrt"
+
+# Options of `ray.init` that fastrt has under another name.
+_RENAMED = {"object_spilling_directory": "spill_dir"}
+# Options without a meaning here: they change no result.
+WITHOUT_MEANING = (
+    "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
+    "proxy_server_url", "_metrics_export_port", "_system_config", "_enable_object_reconstruction", "_node_name",
+    "_redis_max_memory", "_redis_username", "_redis_password", "_tracing_startup_hook", "_plasma_directory",
+    "_driver_object_store_memory", "_temp_dir", "_node_ip_address",
+)  # fmt: skip
+REASONS = {
+    "job_config": "a job has no settings beside those of init",
+    "enable_resource_isolation": "fastrt does not limit its workers by cgroups",
+    "cgroup_path": "fastrt does not limit its workers by cgroups",
+    "system_reserved_cpu": "fastrt does not limit its workers by cgroups",
+    "system_reserved_memory": "fastrt does not limit its workers by cgroups",
+    "_memory": "fastrt does not count memory as a resource",
+}
+
+
+class InitialisedError(FastrtError, RuntimeError):
+    """This process uses a session already. Call `ray.shutdown()` first, or give `ignore_reinit_error=True`."""
+
+
+class NoSessionError(AttachError, ConnectionError):
+    """No session can be joined at the address. Start one by `ray.init()`, or a node by `fastrt start`."""
+
+
+@dataclass(frozen=True)
+class _Address:
+    node_ip_address: str
+    raylet_ip_address: str
+    node_id: str
+    address: str
+    gcs_address: str
+    object_store_address: str
+    raylet_socket_name: str
+    session_dir: str
+    webui_url: str = ""
+    metrics_export_port: int = 0
+    dashboard_agent_listen_port: int = 0
+
+
+class RayContext(Mapping[str, Any]):
+    """The session that `init` has started or joined. A `with` statement shuts it down at its end.
+
+    Args:
+        runtime: fastrt's object of the session; None inside a task.
+
+    Attributes:
+        address_info: addresses of the session, by the names that Ray gives them.
+        dashboard_url: empty: `fastrt dashboard` is started by hand.
+        python_version, ray_version, ray_commit: texts.
+        runtime: as given.
+    """
+
+    address_info: dict[str, Any]
+    dashboard_url: str
+    python_version: str
+    ray_version: str
+    ray_commit: str
+
+    def __init__(self, runtime: Runtime | None) -> None:
+        self.runtime = runtime
+        self.dashboard_url = ""
+        self.python_version = platform.python_version()
+        self.ray_version = VERSION
+        self.ray_commit = COMMIT
+        self.address_info = asdict(_address())
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.address_info)
+
+    def __len__(self) -> int:
+        return len(self.address_info)
+
+    def __enter__(self) -> RayContext:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        driver.shutdown()
+
+    def __repr__(self) -> str:
+        return f"RayContext(node_id={self.address_info['node_id']!r}, session_dir={self.address_info['session_dir']!r})"
+
+    def disconnect(self) -> None:
+        """Leave the session, as `shutdown`."""
+        driver.shutdown()
+
+
+def _address() -> _Address:
+    store = None if engines.current() is not None else store_client.require()
+    socket, node = ("", "") if store is None else (store.socket_path, store.client.segment.session)
+    ip = get_node_ip_address()
+    return _Address(ip, ip, node, socket, socket, socket, socket, os.path.dirname(socket))
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: float | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    object_store_memory: int | None = None,
+    local_mode: bool = False,
+    ignore_reinit_error: bool = False,
+    logging_config: LoggingConfig | None = None,
+    log_to_driver: bool | None = None,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> RayContext:
+    """Start a session on this machine, or join the node that `fastrt start` runs here.
+
+    Args:
+        address: None or "local": start one; "auto", `host:port`, or the address of another program's context: join.
+        num_cpus, num_gpus, resources, labels, object_store_memory: of the session's node.
+        local_mode: run everything in this process.
+        ignore_reinit_error: return the session that this process uses already.
+        logging_config: how this process writes its log.
+        log_to_driver: whether the output of workers is printed here.
+        namespace: of actors' names.
+        runtime_env: the default environment of tasks and actors.
+        **more: Ray's other options, which change no result here; settings of `fastrt.init`.
+    Raises:
+        UnsupportedError: an option that fastrt has not.
+        ConfigError: an option is wrong.
+        InitialisedError: this process uses a session already.
+        NoSessionError: there is no session at the address; a ConnectionError.
+    Source:
+        The semantics of `ray.init`.
+    """
+    if driver.is_initialized():
+        if ignore_reinit_error:
+            return RayContext(driver._runtime)
+        raise InitialisedError("ray.init was called twice; call ray.shutdown() first, or give ignore_reinit_error=True")
+    if address is not None and address.startswith("ray://"):
+        raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
+    settings = _settings(more)
+    settings |= {} if log_to_driver is None else {"log_to_driver": log_to_driver}
+    settings |= {} if labels is None else {"labels": labels}
+    if logging_config is not None:
+        logging_config.apply()
+    try:
+        runtime = driver.init(
+            num_workers=num_cpus,
+            object_store_memory=object_store_memory,
+            address=None if address == "local" else address,
+            num_gpus=num_gpus,
+            resources=resources,
+            ignore_reinit_error=ignore_reinit_error,
+            local_mode=local_mode,
+            runtime_env=dict(runtime_env) if runtime_env else None,
+            namespace=namespace,
+            **settings,
+        )
+    except AttachError as exc:
+        raise NoSessionError(str(exc)) from None
+    return RayContext(runtime)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return the nodes of the cluster as `fastrt.nodes` does, with the names of Ray's further fields.
+
+    NodeManagerAddress and NodeManagerHostname are those of this machine for this node, and the node's name for others.
+    """
+    ip, host = get_node_ip_address(), platform.node()
+    return [
+        {
+            **row,
+            "alive": row["Alive"],
+            "NodeManagerAddress": ip if row["IsHere"] else row["NodeName"],
+            "NodeManagerHostname": host if row["IsHere"] else row["NodeName"],
+        }
+        for row in runtime_nodes.nodes()
+    ]
+
+
+def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name for field in fields(Config)} | {"engine"}
+    found: dict[str, Any] = {}
+    for name, value in more.items():
+        name = _RENAMED.get(name, name)
+        if name in known:
+            found[name] = value
+        elif name in WITHOUT_MEANING or value is None or value is False:
+            continue
+        else:
+            raise UnsupportedError(refuse(f"option {name!r} of init", REASONS.get(name, "it has no such setting")))
+    return found

@@ -1,0 +1,271 @@
+"""The functions of `ray.util.state`: fastrt's lists in Ray's shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fastrt._core.memory import clients
+from fastrt.ray.util.addresses import get_node_ip_address
+from fastrt.ray.util.state.common import (
+    ActorState,
+    JobState,
+    NodeState,
+    ObjectState,
+    PlacementGroupState,
+    StateSchema,
+    TaskState,
+    WorkerState,
+)
+from fastrt.runtime.nodes import nodes
+from fastrt.runtime.state_api import rows_of
+from fastrt.store import client as store_client
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.placement_group import placement_group_table
+
+_LIMIT, _TIMEOUT_S = 100, 30
+_TASKS = {
+    "waiting": "PENDING_ARGS_AVAIL", "ready": "PENDING_NODE_ASSIGNMENT", "claimed": "SUBMITTED_TO_WORKER",
+    "running": "RUNNING", "blocked": "RUNNING_IN_RAY_GET", "ending": "RUNNING",
+}  # fmt: skip
+_ACTORS = {"starting": "PENDING_CREATION", "alive": "ALIVE", "restarting": "RESTARTING", "dead": "DEAD"}
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {"=": str.__eq__, "!=": str.__ne__}
+_MB = 1 << 20
+
+Filters = Sequence[tuple[str, str, Any]] | None
+_State = TypeVar("_State", bound=StateSchema)
+
+
+def list_actors(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[ActorState]:  # fmt: skip
+    """Return the actors that live, and dead ones that still have a handle.
+
+    Args:
+        address: taken for Ray's sake: the session of this process is asked.
+        filters: such as [("state", "=", "ALIVE")]; the operators are = and !=.
+        limit: the greatest number of rows.
+        timeout: seconds that the other nodes have to answer.
+        detail, raise_on_missing_output, _explain: taken for Ray's sake: each row has all that is known.
+    Raises:
+        ValueError: a filter names no field, or another operator.
+    Source:
+        The semantics of `ray.util.state.list_actors`.
+    """
+    return _select(ActorState, map(_actor, _rows("actors", timeout)), filters, limit)
+
+
+def list_tasks(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[TaskState]:  # fmt: skip
+    """Return the tasks and calls that have not ended; arguments as for `list_actors`."""
+    return _select(TaskState, map(_task, _rows("tasks", timeout)), filters, limit)
+
+
+def list_objects(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[ObjectState]:  # fmt: skip
+    """Return the objects of all nodes' stores; arguments as for `list_actors`."""
+    return _select(ObjectState, map(_object, _rows("objects", timeout)), filters, limit)
+
+
+def list_workers(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[WorkerState]:  # fmt: skip
+    """Return the drivers, workers and actors' processes of this node; arguments as for `list_actors`."""
+    return _select(WorkerState, _workers(), filters, limit)
+
+
+def list_nodes(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[NodeState]:  # fmt: skip
+    """Return the nodes of the cluster; arguments as for `list_actors`."""
+    found = [
+        NodeState(
+            row["NodeID"], get_node_ip_address() if row["IsHere"] else None, row["IsHere"], "ALIVE", row["NodeName"],
+            row["Resources"], row["Labels"],
+        )
+        for row in nodes()
+    ]  # fmt: skip
+    return _select(NodeState, found, filters, limit)
+
+
+def list_jobs(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[JobState]:  # fmt: skip
+    """Return the job of this program; arguments as for `list_actors`."""
+    store = store_client.require()
+    drivers = [row for row in clients.table(store.client.segment) if row["kind"] == clients.KIND_DRIVER]
+    found = [JobState(f"{store.client.job:016x}", driver_info={"pid": row["pid"]}) for row in drivers[:1]]
+    return _select(JobState, found, filters, limit)
+
+
+def list_placement_groups(
+    address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
+    detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
+) -> list[PlacementGroupState]:  # fmt: skip
+    """Return the placement groups that were made on this node; arguments as for `list_actors`."""
+    found = [
+        PlacementGroupState(
+            group, row.get("name", ""), row["state"], strategy=row["strategy"], nodes=row["bundles_to_node_id"],
+            bundles=[{"bundle_id": k, "unit_resources": amounts} for k, amounts in row["bundles"].items()],
+        )
+        for group, row in placement_group_table().items()
+    ]  # fmt: skip
+    return _select(PlacementGroupState, found, filters, limit)
+
+
+def get_actor(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the actor with that id; None where there is none."""
+    return _first(list_actors(filters=[("actor_id", "=", id)], timeout=timeout))
+
+
+def get_task(id: str | ObjectRef, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the task with that id, or the one that makes a reference's value; None if it has ended."""
+    wanted = id.task_id() if isinstance(id, ObjectRef) else id
+    return _first(list_tasks(filters=[("task_id", "=", wanted)], timeout=timeout))
+
+
+def get_node(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the node with that id; None where there is none."""
+    return _first(list_nodes(filters=[("node_id", "=", id)]))
+
+
+def get_worker(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the process with that id; None where there is none."""
+    return _first(list_workers(filters=[("worker_id", "=", id)]))
+
+
+def get_objects(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the rows of the object with that id."""
+    return list_objects(filters=[("object_id", "=", id)], timeout=timeout)
+
+
+def get_placement_group(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
+    """Return the placement group with that id; None where there is none."""
+    return _first(list_placement_groups(filters=[("placement_group_id", "=", id)]))
+
+
+def summarize_tasks(
+    address: str | None = None, timeout: int = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
+    """Return the numbers of unfinished tasks by their name and state."""
+    rows = list_tasks(limit=0, timeout=timeout)
+    summary = {
+        name: {"func_or_class_name": name, "type": kind, "state_counts": states}
+        for (name, kind), states in _counted(rows, "func_or_class_name", "type").items()
+    }
+    kinds = Counter(row.type for row in rows)
+    totals = {"total_tasks": kinds["NORMAL_TASK"], "total_actor_tasks": kinds["ACTOR_TASK"], "total_actor_scheduled": 0}
+    return {"cluster": {"summary": summary, **totals, "summary_by": "func_name"}}
+
+
+def summarize_actors(
+    address: str | None = None, timeout: int = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
+    """Return the numbers of actors by their class and state."""
+    rows = list_actors(limit=0, timeout=timeout)
+    summary = {
+        name: {"class_name": name, "state_counts": states} for (name,), states in _counted(rows, "class_name").items()
+    }
+    return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
+
+
+def summarize_objects(
+    address: str | None = None, timeout: int = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
+    """Return the numbers and bytes of objects by the line that created them."""
+    rows = list_objects(limit=0, timeout=timeout)
+    summary: dict[str, Any] = {}
+    for row in rows:
+        about = summary.setdefault(row.call_site, {"total_objects": 0, "total_size_mb": 0.0, "total_num_nodes": 1})
+        about["total_objects"] += 1
+        about["total_size_mb"] += row.object_size / _MB
+    totals = {"total_objects": len(rows), "total_size_mb": sum(row.object_size for row in rows) / _MB}
+    recorded = any(row.call_site != "disabled" for row in rows)
+    return {"cluster": {"summary": summary, **totals, "callsite_enabled": recorded, "summary_by": "callsite"}}
+
+
+def _rows(what: str, timeout: float) -> list[dict[str, Any]]:
+    return rows_of(what, limit=0, all_nodes=True, timeout=timeout)
+
+
+def _node_of(row: dict[str, Any]) -> str:
+    here = store_client.require().client.segment.session
+    name = row.get("node")
+    return here if name is None else next((one["NodeID"] for one in nodes() if one["NodeName"] == name), here)
+
+
+def _actor(row: dict[str, Any]) -> ActorState:
+    reason = {"actor_died_error_context": {"error_message": row["reason"]}} if row["state"] == "dead" else None
+    return ActorState(
+        row["actor_id"], row["class"], _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY"), name=row["name"],
+        node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"], death_cause=reason,
+        is_detached=row["detached"], num_restarts=row["restarts"],
+    )  # fmt: skip
+
+
+def _task(row: dict[str, Any]) -> TaskState:
+    state = "PENDING_NODE_ASSIGNMENT" if row["waits_for"] == "resources" else _TASKS[row["state"]]
+    kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
+    runs = row["pid"] is not None
+    return TaskState(
+        (row["results"] or [row["task_id"]])[0], row["attempt"] - 1, row["name"], state, kind, row["name"],
+        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+    )  # fmt: skip
+
+
+def _object(row: dict[str, Any]) -> ObjectState:
+    status = "PENDING_NODE_ASSIGNMENT" if row["state"] == "pending" else "FINISHED"
+    kind = "PINNED_IN_MEMORY" if row["pins"] else "LOCAL_REFERENCE"
+    return ObjectState(
+        row["object_id"], row["bytes"], status, kind, row["site"] or "disabled",
+        "WORKER" if row["what"] == "result" else "DRIVER", pid=(row["refs"] or [None])[0],
+    )  # fmt: skip
+
+
+def _workers() -> list[WorkerState]:
+    store = store_client.require()
+    session, ip = store.client.segment.session, get_node_ip_address()
+    kinds = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
+    return [
+        WorkerState(f"{session}{row['client']:04x}{row['gen']:08x}", True, kinds[row["kind"]], session, ip, row["pid"])
+        for row in clients.table(store.client.segment)
+        if row["kind"] in kinds
+    ]
+
+
+def _counted(rows: Sequence[Any], *names: str) -> dict[tuple[str, ...], dict[str, int]]:
+    found: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        states = found.setdefault(tuple(row[name] for name in names), {})
+        states[row.state] = states.get(row.state, 0) + 1
+    return found
+
+
+def _first(rows: Sequence[Any]) -> Any:
+    return rows[0] if rows else None
+
+
+def _select(kind: type[_State], rows: Any, filters: Filters, limit: int) -> list[_State]:
+    wanted = list(filters or ())
+    for name, operator, _ in wanted:
+        if operator not in _OPERATORS:
+            raise ValueError(f"the operator {operator!r} is unknown; there are: {', '.join(_OPERATORS)}")
+        if name not in kind.columns():
+            raise ValueError(f"{kind.__name__} has no field {name!r} to filter by; it has {sorted(kind.columns())}")
+    found = [row for row in rows if all(_fits(row[name], operator, value) for name, operator, value in wanted)]
+    return found[:limit] if limit else found
+
+
+def _fits(value: Any, operator: str, wanted: Any) -> bool:
+    if isinstance(value, bool):
+        value, wanted = str(value).lower(), str(wanted).lower()
+    return _OPERATORS[operator](str(value), str(wanted))

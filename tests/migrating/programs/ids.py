@@ -1,0 +1,51 @@
+"""Ids of references, tasks, actors and nodes agree wherever a program reads them."""
+
+import ray
+
+ray.init(num_cpus=4, ignore_reinit_error=True)
+
+
+@ray.remote
+def who():
+    context = ray.get_runtime_context()
+    return context.get_task_id(), context.get_node_id(), context.get_actor_id(), context.get_task_name()
+
+
+@ray.remote
+class Member:
+    def who(self):
+        context = ray.get_runtime_context()
+        return context.get_actor_id(), context.get_task_id(), context.get_actor_name(), context.current_actor
+
+    def grow(self):
+        return 7
+
+
+ref = who.remote()
+task, node, actor, name = ray.get(ref)
+print("task:", task == ref.task_id().hex(), "name:", name, "actor:", actor)
+print("node:", node in [one["NodeID"] for one in ray.nodes()])
+print("bytes:", ref.binary().hex() == ref.hex(), ref.size() == len(ref.binary()), ref.is_nil())
+
+member = Member.options(name="the member").remote()
+own, call, called, handle = ray.get(member.who.remote())
+print("actor:", own == member._actor_id.hex(), called)
+print("itself:", ray.get(handle.grow.remote()), call is not None)
+
+for kind in (ray.ActorID, ray.NodeID, ray.JobID, ray.WorkerID, ray.PlacementGroupID):
+    nil = kind.nil()
+    print(kind.__name__, nil.is_nil(), kind.from_hex(nil.hex()) == nil, kind(nil.binary()) == nil)
+print("driver:", ray.get_runtime_context().get_task_name(), ray.get_runtime_context().get_actor_id())
+ray.kill(member)
+# prints:
+# task: True name: who actor: None
+# node: True
+# bytes: True True False
+# actor: True the member
+# itself: 7 True
+# ActorID True True True
+# NodeID True True True
+# JobID True True True
+# WorkerID True True True
+# PlacementGroupID True True True
+# driver: None None

@@ -1,0 +1,83 @@
+"""The state API: lists with filters, single rows, and sums, as objects with attributes."""
+
+import os
+import threading
+import time
+
+import ray
+from ray.util.state import (
+    get_actor,
+    get_node,
+    get_objects,
+    list_actors,
+    list_jobs,
+    list_nodes,
+    list_objects,
+    list_placement_groups,
+    list_tasks,
+    list_workers,
+    summarize_actors,
+    summarize_objects,
+    summarize_tasks,
+)  # fmt: skip
+
+ray.init(num_cpus=4, ignore_reinit_error=True)
+
+
+@ray.remote
+class Listed:
+    def pid(self):
+        return os.getpid()
+
+    def stay(self):
+        threading.Event().wait(60)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    return condition()
+
+
+listed = Listed.options(name="listed").remote()
+pid = ray.get(listed.pid.remote())
+(row,) = list_actors(filters=[("class_name", "=", "Listed"), ("state", "=", "ALIVE")])
+print(row.class_name, row.name, row.pid == pid, row["state"], row.actor_id == listed._actor_id.hex())
+print(get_actor(row.actor_id).state, get_actor("ff" * 16) is None)
+print(
+    list_actors(filters=[("name", "=", "no one")]),
+    "listed" in [one.name for one in list_actors(filters=[("name", "!=", "listed")])],
+)
+
+(node,) = list_nodes(filters=[("state", "=", "ALIVE")])
+print(node.resources_total["CPU"], get_node(node.node_id).node_id == ray.nodes()[0]["NodeID"], node.is_head_node)
+print(pid in [worker.pid for worker in list_workers(limit=1000)], [job.status for job in list_jobs()][:1])
+
+call = listed.stay.remote()
+running = [("state", "=", "RUNNING"), ("name", "=", "Listed.stay")]
+print(until(lambda: len(list_tasks(filters=running)) == 1))
+(task,) = list_tasks(filters=running, detail=True)
+print(task.name, task.type, task.task_id == call.task_id().hex(), task.attempt_number)
+counts = summarize_tasks()["cluster"]["summary"]["Listed.stay"]["state_counts"]
+print(counts["RUNNING"], summarize_actors()["cluster"]["summary"]["Listed"]["state_counts"]["ALIVE"])
+
+value = ray.put(b"x" * 200_000)
+print(get_objects(value.hex())[0].object_size >= 200_000, len(list_objects(limit=2)) <= 2)
+print(summarize_objects()["cluster"]["total_objects"] >= 1)
+group = ray.util.placement_group([{"CPU": 1}], name="listed group")
+print(group.wait(timeout_seconds=30), [one.state for one in list_placement_groups(filters=[("state", "=", "CREATED")])])
+ray.util.remove_placement_group(group)
+ray.kill(listed)
+# prints:
+# Listed listed True ALIVE True
+# ALIVE True
+# [] False
+# 4.0 True True
+# True ['RUNNING']
+# True
+# Listed.stay ACTOR_TASK True 0
+# 1 1
+# True True
+# True
+# True ['CREATED']

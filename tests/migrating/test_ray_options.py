@@ -1,0 +1,101 @@
+"""Options that only Ray has: translated, without effect, or refused."""
+
+import pytest
+
+import fastrt
+from fastrt.errors import UnsupportedError
+from fastrt.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+
+@fastrt.remote
+def group_here():
+    here = fastrt.util.get_current_placement_group()
+    return None if here is None else here.id
+
+
+@fastrt.remote(max_restarts=1, max_task_retries=0)
+class Restarting:
+    @fastrt.method(max_task_retries=2)
+    def retried(self):
+        return 1
+
+    def plain(self):
+        return 2
+
+
+def test_placement_group_as_an_option_is_a_strategy(rt):
+    group = placement_group([{"CPU": 1}])
+    assert group.wait(timeout_seconds=20)
+    assert not group.is_empty()
+    inside = group_here.options(placement_group=group, placement_group_bundle_index=0)
+    assert fastrt.get(inside.remote()) == group.id
+    assert fastrt.get(group_here.options(placement_group="default").remote()) is None
+    assert fastrt.get(group_here.options(placement_group=None).remote()) is None
+    remove_placement_group(group)
+
+
+def test_what_is_no_group_is_refused():
+    with pytest.raises(TypeError, match="placement_group is 5"):
+        fastrt.remote(placement_group=5)(lambda: 1)
+    group = PlacementGroup("00", ({"CPU": 1.0},), "PACK", "", "")
+    with pytest.raises(ValueError, match="the group has 1 bundles"):
+        fastrt.remote(placement_group=group, placement_group_bundle_index=4)(lambda: 1)
+
+
+def test_accelerator_type_is_a_resource():
+    made = fastrt.remote(accelerator_type="A100", resources={"x": 1})(lambda: 1)
+    assert dict(made._demand.amounts)["accelerator_type:A100"] == 10
+    assert dict(made._demand.amounts)["x"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"fallback_strategy": [{}]}, "fallback_strategy"),
+        ({"object_store_memory": 5}, "object_store_memory"),
+        ({"_num_objects_per_yield": 2}, "_num_objects_per_yield"),
+    ],
+)
+def test_option_that_would_have_an_effect_is_refused(options, name):
+    for make in (lambda: fastrt.remote(**options)(len), lambda: group_here.options(**options)):
+        with pytest.raises(UnsupportedError, match=rf"no option {name!r} of remote functions: .*engine=\"ray\""):
+            make()
+
+
+@pytest.mark.parametrize("options", [{"max_pending_calls": 3}, {"enable_tensor_transport": True}])
+def test_option_of_classes_that_would_have_an_effect_is_refused(options):
+    for make in (lambda: fastrt.remote(**options)(Restarting.cls), lambda: Restarting.options(**options)):
+        with pytest.raises(UnsupportedError, match=f"no option '{next(iter(options))}' of remote classes"):
+            make()
+
+
+def test_options_without_effect_are_taken(rt):
+    assert fastrt.get(fastrt.remote(enable_task_events=False, memory=10, _labels=None)(abs).remote(-1)) == 1
+    plain = {"max_pending_calls": -1, "allow_out_of_order_execution": True, "enable_tensor_transport": None}
+    actor = Restarting.options(**plain).remote()
+    assert fastrt.get(actor.plain.options(name="a name", enable_task_events=False).remote()) == 2
+
+
+def test_methods_retries_take_precedence_over_the_actors(rt):
+    actor = Restarting.remote()
+    assert (actor.retried._retries, actor.plain._retries) == (2, 0)
+    assert actor.retried.options(max_task_retries=5)._retries == 5
+    assert fastrt.get([actor.retried.remote(), actor.plain.remote()]) == [1, 2]
+    with pytest.raises(ValueError, match="max_task_retries is -2"):
+        fastrt.method(max_task_retries=-2)
+
+
+def test_wrong_options_are_errors_of_both_kinds():
+    """Ray raises a ValueError for them."""
+
+    async def coroutine():
+        pass
+
+    for make in (
+        lambda: fastrt.remote(foo=1)(len),
+        lambda: Restarting.options(foo=1),
+        lambda: fastrt.remote(coroutine),
+    ):
+        with pytest.raises(ValueError, match=r"option|coroutine") as info:
+            make()
+        assert isinstance(info.value, TypeError)

@@ -1,0 +1,145 @@
+"""`ray.init` of `fastrt.ray`: the context that it returns, errors, and other programs in its session."""
+
+import logging
+import os
+import pickle
+
+import pytest
+
+import fastrt
+from fastrt import ray
+from fastrt.errors import AttachError, ConfigError
+from fastrt.ray import cloudpickle
+from fastrt.ray.util import annotations
+
+
+@ray.remote
+class Total:
+    LIMIT = 5
+
+    @staticmethod
+    def twice(x):
+        return 2 * x
+
+    @classmethod
+    def name(cls):
+        return cls.__name__
+
+    def pid(self):
+        return os.getpid()
+
+
+def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
+    one = program(
+        """
+        import os
+        from fastrt import ray
+        with ray.init(num_cpus=1, object_store_memory=64 << 20, labels={"zone": "a"}) as context:
+            assert context["node_id"] == context.address_info["node_id"] == ray.nodes()[0]["NodeID"]
+            assert dict(context) == context.address_info and len(context) == len(context.address_info)
+            assert os.path.samefile(os.path.dirname(context["address"]), context["session_dir"])
+            assert ray.get_runtime_context().get_node_labels()["zone"] == "a"
+            assert ray.nodes()[0]["alive"] and ray.nodes()[0]["NodeManagerAddress"] == context["node_ip_address"]
+            from fastrt.ray.util.multiprocessing import Pool
+            with Pool(1, ray_address="auto") as pool:
+                assert pool.map(abs, [-1]) == [1]
+            try:
+                Pool(ray_remote_args={"num_cpus": 2})
+            except NotImplementedError as exc:
+                assert "ray_remote_args" in str(exc)
+            assert ray.util.placement_group([{"CPU": 1}], strategy=None).strategy == "PACK"
+            assert ray.init(ignore_reinit_error=True)["node_id"] == context["node_id"]
+            try:
+                ray.init()
+            except RuntimeError as exc:
+                assert "ray.shutdown()" in str(exc)
+            @ray.remote
+            def inside():
+                return ray.init(ignore_reinit_error=True)["node_id"]
+            assert ray.get(inside.remote()) == context["node_id"]
+            assert context.ray_version == ray.__version__ and "node_id" in repr(context)
+        assert not ray.is_initialized()
+        context = ray.init(local_mode=True, include_dashboard=True, dashboard_port=1)
+        assert context["node_id"] == "" and context.dashboard_url == ""
+        context.disconnect()
+        print(ray.is_initialized())
+        """
+    )
+    assert one.finish()[0] == "False\n"
+
+
+def test_another_program_joins_a_session_by_its_address_and_leaves_it(program):
+    first = program(
+        """
+        from fastrt import ray
+        context = ray.init(num_cpus=1, object_store_memory=64 << 20)
+        @ray.remote
+        class Kept:
+            def add(self, x):
+                self.value = getattr(self, "value", 0) + x
+                return self.value
+        kept = Kept.options(name="kept").remote()
+        assert ray.get(kept.add.remote(1)) == 1
+        print(context["address"], flush=True)
+        input_end = __import__("time").monotonic() + 30
+        while ray.get(kept.add.remote(0)) < 10 and __import__("time").monotonic() < input_end:
+            pass
+        print("got", ray.get(kept.add.remote(0)))
+        """
+    )
+    address = first.wait_for_line("/").strip()
+    second = program(
+        f"""
+        from fastrt import ray
+        with ray.init({address!r}) as context:
+            assert context["address"] == {address!r} and context.runtime.num_workers == 1
+            task = ray.remote(lambda x: x + 1)
+            print(ray.get(task.remote(1)), ray.get(ray.get_actor("kept").add.remote(9)))
+        """
+    )
+    assert second.finish()[0] == "2 10\n"
+    assert "got 10" in first.finish()[0]
+
+
+def test_address_of_no_session_is_refused(tmp_path):
+    with pytest.raises(AttachError):
+        fastrt.init(address=str(tmp_path / "none.sock"))
+    with pytest.raises(ConnectionError, match=r"none\.sock"):
+        ray.init(str(tmp_path / "none.sock"))
+    with pytest.raises(ConfigError, match="are the node's"):
+        ray.init(str(tmp_path / "none.sock"), num_cpus=2)
+    assert not fastrt.is_initialized()
+
+
+def test_attributes_of_an_actor_class_are_those_of_its_class():
+    assert (Total.LIMIT, Total.twice(4), Total.name()) == (5, 8, "Total")
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = Total.nothing
+    again = pickle.loads(cloudpickle.dumps(Total))
+    assert again.twice(1) == 2
+    assert not hasattr(Total, "__array__")
+
+
+def test_logging_config_writes_lines_of_text_or_json(capsys):
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    try:
+        ray.LoggingConfig(encoding="JSON", additional_log_standard_attrs=["name"]).apply()
+        logging.getLogger("a name").info("hello %s", "you")
+        ray.LoggingConfig.from_dict({"log_level": "WARNING"}).apply()
+        logging.getLogger("b").info("not shown")
+        logging.getLogger("b").warning("shown")
+    finally:
+        root.setLevel(before[0])
+        root.handlers[:] = before[1]
+    said = capsys.readouterr().err
+    assert '"message": "hello you"' in said
+    assert '"name": "a name"' in said
+    assert "-- shown" in said
+    assert "not shown" not in said
+    with pytest.raises(ValueError, match="encoding is 'XML'"):
+        ray.LoggingConfig(encoding="XML")
+
+
+def test_marks_of_stability_return_what_they_mark():
+    assert annotations.PublicAPI(len) is annotations.DeveloperAPI(stability="beta")(len) is len
