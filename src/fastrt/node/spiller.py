@@ -193,7 +193,7 @@ class Spiller:
         return False
 
     def _candidates(self) -> Iterator[victims.Candidate]:
-        """Yield chosen values: the rest of the last choice if it is new and frees enough, then those of a new choice."""
+        """Yield chosen values: the rest of the last choice if it is new and frees enough, then those of the next."""
         now, piece = time.monotonic(), self._plan.piece
         if now - self._chosen_at <= _CHOICE_S and piece <= self._chosen_for:
             yield from self._victims
