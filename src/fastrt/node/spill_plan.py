@@ -39,7 +39,7 @@ class SpillPlan:
 
     @property
     def piece(self) -> int:
-        """How many bytes should become free in one piece: the largest request, or what is freed ahead."""
+        """How many bytes should become free in one piece: the largest request, or the bytes to free ahead."""
         return max(self._asked, default=self._ahead)
 
     def ask(self, nbytes: int, now: float) -> None:

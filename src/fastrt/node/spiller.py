@@ -202,7 +202,7 @@ class Spiller:
         yield from self._victims
 
     def _choose(self, wanted: int) -> list[victims.Candidate]:
-        """Choose values that leave `wanted` bytes in one piece; what is free of that piece counts as freed.
+        """Choose values that leave `wanted` bytes in one piece; the free part of that piece counts as freed.
 
         A piece that is free already is for another client that waits for room, or was freed after the request. It
         counts once: a client that asks again while the bytes in use are the same could not use it.
