@@ -23,6 +23,23 @@ def test_round_ends_when_the_first_request_is_met():
     assert plan.end_round(True) is None
 
 
+def test_part_of_the_piece_that_was_free_is_not_spilled_and_not_reported():
+    plan = SpillPlan(STORE, 2)
+    plan.ask(12 * MIB, 0.0)
+    plan.ask(MIB, 0.0)
+    assert plan.piece == 12 * MIB
+    plan.was_free(10 * MIB)
+    assert plan.end_round(False) is None  # the piece is not complete
+    plan.begun(2 * MIB)
+    plan.ended(2 * MIB, 2 * MIB, "", 0.0)
+    assert plan.end_round(False) == (2 * MIB, "")
+    plan.ask(12 * MIB, 0.0)
+    plan.was_free(10 * MIB)
+    plan.begun(2 * MIB)
+    plan.ended(2 * MIB, 0, "the disk is full", 0.0)
+    assert plan.end_round(False) == (0, "the disk is full")
+
+
 def test_all_that_wait_are_served_by_one_round_and_ask_again():
     plan = SpillPlan(STORE, 8)
     for nbytes in (MIB, 3 * MIB):

@@ -27,7 +27,7 @@ class SpillPlan:
         self._ahead_max = store_bytes // _AHEAD_SHARE
         self._at_once = at_once
         self._asked: list[int] = []
-        self._freed = self._under_way = self._bytes_under_way = 0
+        self._freed = self._free = self._under_way = self._bytes_under_way = 0
         self._trouble = ""
         self._ahead = 0
         self._until = float("-inf")
@@ -46,7 +46,7 @@ class SpillPlan:
         """A client waits for room."""
         nbytes = max(nbytes, 1)
         if not self._asked:
-            self._freed, self._trouble = 0, ""
+            self._freed, self._free, self._trouble = 0, 0, ""
         self._asked.append(nbytes)
         self._ahead = min(self._ahead_max, max(self._ahead if now < self._until else 0, _AHEAD_TIMES * nbytes))
         self._until = now + _PRESSURE_S
@@ -73,6 +73,10 @@ class SpillPlan:
         elif now < self._until:
             self._until = now + _PRESSURE_S
 
+    def was_free(self, nbytes: int) -> None:
+        """Bytes beside the chosen values were free already: so much less must be spilled for the piece."""
+        self._free += nbytes
+
     def dropped(self, freed: int) -> None:
         """A block became free without a file."""
         self._freed += freed
@@ -86,7 +90,7 @@ class SpillPlan:
         """
         if self._under_way >= self._at_once or self._trouble:
             return False
-        if self._asked and self._freed + self._bytes_under_way < sum(self._asked):
+        if self._asked and self._freed + self._free + self._bytes_under_way < sum(self._asked):
             return True
         return now < self._until and free + self._bytes_under_way < self._ahead
 
@@ -106,9 +110,10 @@ class SpillPlan:
             self._until = float("-inf")
         if not self._asked:
             return None
-        if self._freed < min(self._asked) and (self._under_way or not (exhausted or self._trouble)):
+        is_met = self._freed >= min(self._asked) or self._freed + self._free >= max(self._asked)
+        if not is_met and (self._under_way or not (exhausted or self._trouble)):
             return None
         self._asked.clear()
         found = self._freed, self._trouble
-        self._freed, self._trouble = 0, ""
+        self._freed, self._free, self._trouble = 0, 0, ""
         return found

@@ -210,7 +210,7 @@ class Spiller:
         used, _, store_bytes = arena.room(self._client)
         chosen = victims.choose(spill.candidates(self._client), spill.free_runs(self._client), wanted, store_bytes)
         if chosen:
-            self._plan.dropped(max(0, wanted - sum(value.nbytes for value in chosen)))
+            self._plan.was_free(max(0, wanted - sum(value.nbytes for value in chosen)))
             return chosen
         before, self._found = self._found, (wanted, used)
         if chosen is not None and before != self._found:
