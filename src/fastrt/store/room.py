@@ -166,7 +166,9 @@ class RoomWait:
         self._awake = {index: self._awake.get(index, 0) + 1 for index in awake}
         if any(looks >= _AWAKE_LOOKS for looks in self._awake.values()):
             self._stirred = now
-        if self._serves or committed - used + others >= self._wanted:
+        # If no other process frees anything, pieces of free memory do not join.
+        could = committed - used + others if others else max((run for _, run in spill.free_runs(client)), default=0)
+        if self._serves or could >= self._wanted:
             self._shared, self._alone = now, 0
         else:
             self._alone += 1
