@@ -33,7 +33,7 @@ def campaign(*form: str) -> None:
 
 @pytest.mark.timeout(600)  # it compiles the core with failpoints when its sources have changed
 def test_kills_at_points_of_the_core_lose_nothing() -> None:
-    campaign("--seconds", "8")
+    campaign("--seconds", "6")
 
 
 @pytest.mark.long
