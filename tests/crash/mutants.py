@@ -54,7 +54,7 @@ MUTANTS = (
            "    home[0] = 0\n"
            "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n"),
     Mutant("files: left by an unsealed value", "objects.pyx",
-           "        spill_remove(x, entry.objref)\n    entry.bytes,", "        pass\n    entry.bytes,"),
+           "        spill_remove(x, entry.objref)\n    entry.nrefs,", "        pass\n    entry.nrefs,"),
     gone("files: half a remote value's left", "recovery.pyx", "spill_remove(x, x.entries[i].objref)",
          CORE + "test_mapped.py::test_death_of_a_writer_leaves_no_file"),
     Mutant("files: references go with the bytes", "recovery.pyx", "if x.entries[i].nrefs == 0:", "if True:"),

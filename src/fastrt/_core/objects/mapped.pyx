@@ -177,7 +177,8 @@ cdef FileWriter _writer(Client client, uint32_t i, int task, uint64_t nbytes, ui
             check(rc)
     entry.maps = 0
     a8_or_sc(&entry.flags, FRT_ENTRY_FILE)  # from now on the file is removed with the entry
-    entry.bytes, entry.nrefs, entry.kind = nbytes, nrefs, kind
+    entry.nrefs, entry.kind = nrefs, kind
+    a64_store_rlx(&entry.bytes, nbytes)
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
     w.traced = frt_trace_begin(x, FRT_TRACE_PUT, entry.objref, <uint32_t>((nbytes + 1023) >> 10), 0)
     return w

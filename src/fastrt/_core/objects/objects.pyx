@@ -30,7 +30,8 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     a64_store_rlx(&entry.objref, client_new_objref(x))
     a32_store_rlx(&entry.task, 0)
     a32_store_rlx(&entry.waiter, 0)
-    entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
+    entry.offset, entry.nrefs = 0, 0
+    a64_store_rlx(&entry.bytes, 0)
     a8_store_rlx(&entry.flags, 0)
     entry.kind, entry.actor, entry.site, entry.used = 0, 0, 0, x.sb.clock
     return i
@@ -53,7 +54,8 @@ cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, 
         rc[0] = arena_alloc(x, total, i + 1, &entry.offset)
         if rc[0] != FRT_OK:
             return NULL
-    entry.bytes, entry.nrefs = nbytes, nrefs
+    entry.nrefs = nrefs
+    a64_store_rlx(&entry.bytes, nbytes)  # a sealer of the entry's last object may read it, as a hint
     return x.base + entry.offset if entry.offset else entry.inlined
 
 
@@ -132,7 +134,8 @@ cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
         rc = arena_free(x, i + 1, &entry.offset)
     if entry.flags & FRT_ENTRY_FILE:
         spill_remove(x, entry.objref)
-    entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
+    entry.nrefs, entry.kind = 0, 0
+    a64_store_rlx(&entry.bytes, 0)
     a8_store_rlx(&entry.flags, a8_load_rlx(&entry.flags) & FRT_ENTRY_READ)
     return rc
 

@@ -183,7 +183,8 @@ def seal_result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t
     check(object_acquire(x, i, x.entries[i].objref, False))
     ref = ref_wrap(client, i)
     _set_source(x.entries + i, node, objref)
-    x.entries[i].bytes, x.entries[i].kind = nbytes, kind
+    x.entries[i].kind = kind
+    a64_store_rlx(&x.entries[i].bytes, nbytes)
     a8_or_sc(&x.entries[i].flags, FRT_ENTRY_REMOTE)
     object_seal_remote(x, i)
     return ref

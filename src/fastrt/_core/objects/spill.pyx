@@ -265,7 +265,8 @@ def finish_restore(Client client, uint32_t i, bint good):
         # it.
     else:
         check(arena_free(x, i + 1, &entry.offset))
-        entry.bytes, entry.kind = 0, KIND_LOST
+        entry.kind = KIND_LOST
+        a64_store_rlx(&entry.bytes, 0)
         entry.flags |= FRT_ENTRY_ERROR
     a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
     object_tell(x, i)
