@@ -303,7 +303,7 @@ class Victim:
             return
         c = self.client
         mine = [work.put(c, 8000 + k, 20000 + k) for k in range(5)]
-        work.spill_some(c, 12)
+        work.spill_some(c, 40)
         indexes = [handles.describe(c, ref)["index"] for ref in mine]
         if spill.is_spilled(c, mine[0]):
             spill.wait_restored(c, mine[0], 0.0003)

@@ -38,7 +38,7 @@ from .program import VALUE, Program
 from .world import Process, World, patched
 
 BEGIN_S = 1000.0
-WORK_S = 5.0  # in which faults may come: most programs work for about 3 s
+WORK_S = 20.0  # in which faults may come
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
 MESSAGES_A_TASK = 60
