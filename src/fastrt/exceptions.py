@@ -4,7 +4,7 @@ If fastrt has one error for several of Ray's, all these names are aliases of it.
 are classes of their own, in Ray's order of inheritance, so programs can name them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastrt.errors import (
     ActorDiedError,
@@ -23,6 +23,7 @@ from fastrt.errors import (
     TaskError,
     WorkerCrashedError,
 )
+from fastrt.lazy import attach
 
 if TYPE_CHECKING:
     from fastrt.ray_exceptions import (
@@ -106,10 +107,5 @@ __all__ = [
     "WorkerCrashedError",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastrt import ray_exceptions  # here: `import fastrt` imports this module, and few programs need those names
-
-    return getattr(ray_exceptions, name)
+if not TYPE_CHECKING:  # few programs need the other names
+    __getattr__, __dir__ = attach(__name__, {"fastrt.ray_exceptions": " ".join(set(__all__) - vars().keys())})

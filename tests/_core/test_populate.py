@@ -127,7 +127,7 @@ def populator(node):
 
 
 def tend(populator, node):
-    """What the daemon does at each event: commit what is populated, and see whether more is needed."""
+    """Do the daemon's part at an event: commit the populated memory, and have more populated if that is needed."""
     for _ in range(populator.steps()):
         assert arena.grow(node.client)
     populator.tend(*arena.room(node.client))

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.ps.journal import FolderMedium
 from fastrt.ps.journal import Journal as PushJournal
 from fastrt.scheduler.service import Scheduler, SchedulerOptions
+from support.disks import small_disk
 
 _DISK_BYTES = 12 << 20
 
@@ -60,22 +60,8 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=0700", "tmpfs", str(folder)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path, _DISK_BYTES) as folder:
         yield Disk(folder)
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 class Client:

@@ -24,7 +24,7 @@ def expected(name):
 
 
 def parts_of(said):
-    """What each program printed, by its name."""
+    """Split an output into the texts that each program printed, by its name."""
     found = re.split(r"^== (\w+).*\n", said, flags=re.M)
     return dict(zip(found[1::2], found[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""What is restored ahead: the decision alone, and a session whose only worker is busy."""
+"""The daemon restores arguments ahead of their tasks: the decision alone, and a session whose only worker is busy."""
 
 import random
 import threading

@@ -18,6 +18,7 @@ import fastrt
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck, inspect
 from fastrt.store import client as store_client
+from support.disks import small_disk
 
 MIB = 1 << 20
 STORE = 32 * MIB
@@ -26,19 +27,8 @@ DISK = 12 * MIB
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, check=False, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path, DISK) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def client():

@@ -414,8 +414,9 @@ class Uplink:
                 self._claim()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 used = self._tables.remote.tidy() | set(self._tables.lineage.wanted) | self._finder.kept()
-                for exchange in list(self._exchanges):
-                    needed = set[int]().union(*(e.needs() for e in self._exchanges if e is not exchange))
+                needs = {exchange: exchange.needs() for exchange in self._exchanges}
+                for exchange in needs:
+                    needed = set[int]().union(*(needs[one] for one in needs if one is not exchange))
                     exchange.tidy(needed | used)
                     if exchange.node and exchange.idle.look(is_used(exchange), now, self._idle_s):
                         exchange.out.stir()

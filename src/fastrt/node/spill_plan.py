@@ -33,11 +33,6 @@ class SpillPlan:
         self._until = float("-inf")
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a client waits, or values are under way."""
-        return bool(self._asked or self._under_way)
-
-    @property
     def piece(self) -> int:
         """How many bytes should become free in one piece: the largest request, or the bytes to free ahead."""
         return max(self._asked, default=self._ahead)

@@ -24,13 +24,13 @@ from fastrt.net.supervise import reap, spawn
 if TYPE_CHECKING:  # imported where it is used: the processes started here import this module, but start none
     import subprocess
 
-# Modules that the zygote imports for all workers when the driver uses them: importing NumPy takes 80 ms.
 # Modules of fastrt that tasks use by its public names: imported once by the zygote instead of in each worker (8 ms).
 _PUBLIC = (
     *("fastrt.actor", "fastrt.exceptions", "fastrt.runtime.driver", "fastrt.runtime.nodes"),
     *("fastrt.store.as_completed", "fastrt.store.drafts", "fastrt.tasks.cancel", "fastrt.tasks.context"),
     *("fastrt.tasks.decorator", "fastrt.tasks.placement_group"),
 )
+# Modules that the zygote imports for all workers when the driver uses them: importing NumPy takes 80 ms.
 _PRELOAD = ("numpy",)
 _END_S = 10.0
 

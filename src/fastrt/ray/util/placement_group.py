@@ -1,19 +1,4 @@
 """Placement groups under their path in Ray."""
 
-from fastrt.tasks.placement_group import (
-    PlacementGroup,
-    get_current_placement_group,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-
-__all__ = [
-    "PlacementGroup",
-    "get_current_placement_group",
-    "get_placement_group",
-    "placement_group",
-    "placement_group_table",
-    "remove_placement_group",
-]
+from fastrt.util.placement_group import *  # noqa: F403
+from fastrt.util.placement_group import __all__  # noqa: F401
