@@ -241,6 +241,37 @@ waiting = [submission.submit(client, submission.TaskOptions(f, 1, 5), (running, 
     assert only_function_left(client)
 
 
+def test_death_of_an_uplink_ends_the_tasks_that_came_from_other_nodes(node, client, function):
+    """Those run again elsewhere. What they have submitted here goes on, and so does what the uplink had forwarded."""
+    uplink, worker = node.peer(clients.KIND_TOOL), node.peer()
+    give(uplink, f=function)
+    give(worker, f=function)
+    mine = submit(client, function, "mine", retries=1)
+    code = """
+client.adopt_job(client.job)
+forwarded = tasks.next_task(client, 5.0, 0.0)
+accepted = [submission.submit(client, submission.TaskOptions(f, 1, 5, hops=1), (k,)) for k in range(3)]
+"""
+    uplink.run(code)
+    worker.run("t = tasks.next_task(client, 5.0, 0.0)")
+    worker.run("nested = submission.submit(client, submission.TaskOptions(f), ('nested',))")
+    task = worker.run("t")
+    assert tasks.info(client, task)["job"] not in (0, client.job)
+    result = node.bury(uplink)
+    assert (result["running"], len(result["ending"])) == ([worker.pid], 2)
+    assert tasks.cancelled(client, task)
+    node.end(result["ending"])
+    assert fsck.fsck(client, quiet=True) == []
+    ran = set()
+    while (task := tasks.next_task(client, 0.0, 0.0)) >= 0:
+        ran.add(tasks.arguments(client, task)[1][0])
+        tasks.finish_scalar(client, task, None)
+    assert ran == {"mine", "nested"}
+    node.end(node.bury(worker)["ending"])
+    del mine
+    assert only_function_left(client)
+
+
 def test_death_of_a_worker_whose_task_is_cancelled_ends_it(node, client, function):
     ref = submit(client, function, retries=5)
     peer = node.peer()

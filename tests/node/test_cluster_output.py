@@ -56,3 +56,52 @@ def test_output_of_tasks_and_actors_on_another_node_reaches_the_driver(program, 
 def test_driver_that_switches_output_off_shows_none(program, nodes):
     out, err = program(SPEAK.replace("LOGS", "False")).finish()
     assert (out, err) == ("", "")
+
+
+BORROWS = """
+import fastrt, os, threading
+
+@fastrt.remote
+def nap():
+    threading.Event().wait(0.2)
+    return fastrt.get_runtime_context().get_node_id()
+
+with fastrt.init(address=ADDRESS, log_to_driver=False):
+    ran = set()
+    while len(ran) < 2:  # until its node has forwarded some
+        ran |= set(fastrt.get([nap.remote() for _ in range(8)]))
+    print("forwarded", flush=True)
+    while not os.path.exists(PATH):
+        threading.Event().wait(0.02)
+"""
+
+HOLDS = """
+import fastrt, os, threading
+
+@fastrt.remote
+def hold(path):
+    print("holds", flush=True)
+    open(path + ".begun", "w").close()
+    while not os.path.exists(path):
+        threading.Event().wait(0.02)
+    return "held"
+
+with fastrt.init(address=ADDRESS):
+    print("got", fastrt.get(hold.options(scheduling="two").remote(PATH)))
+"""
+
+
+def test_task_of_another_node_outlives_the_drivers_of_the_node_that_runs_it(program, nodes, tmp_path, wait_until):
+    """Its output reaches its own driver. Before, it belonged to the driver whose task the node had forwarded last."""
+    one, two = (repr(str(node.note.socket_path)) for node in nodes)
+    leave, end = tmp_path / "leave", tmp_path / "end"
+    other = program(BORROWS.replace("ADDRESS", two).replace("PATH", repr(str(leave))))
+    other.wait_for_line("forwarded")
+    driver = program(HOLDS.replace("ADDRESS", one).replace("PATH", repr(str(end))))
+    wait_until((tmp_path / "end.begun").exists, "the task to begin")
+    leave.touch()
+    other.finish()
+    end.touch()
+    out, _ = driver.finish()
+    assert out.splitlines()[-1] == "got held"
+    assert said(out.splitlines()) == ["(hold, node=two) holds"]

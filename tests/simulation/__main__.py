@@ -65,6 +65,7 @@ def _campaign(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     failed, tasks, messages, reads, known, count = 0, 0, 0, 0, 0, 0
     plans = (_plan(args, seed) for seed in _seeds(args))
+    _quiet()  # a failed plan is made smaller in this process
     context = multiprocessing.get_context("fork")
     with context.Pool(args.jobs, _quiet) if args.jobs > 1 else _Alone() as pool:
         for result in pool.imap_unordered(_run, plans):

@@ -27,8 +27,9 @@ from typing import Any
 
 from fastrt._core.repair.fsck import usage
 from fastrt.cluster import daemon_link, head, large_values, outbox, uplink, value_traffic
-from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net.grpc import streams
+from fastrt.node import janitor
 from fastrt.store import unread
 from fastrt.tasks import cancel
 
@@ -38,7 +39,7 @@ from .program import VALUE, Program
 from .world import Process, World, patched
 
 BEGIN_S = 1000.0
-WORK_S = 20.0  # in which faults may come
+WORK_S = 5.0  # in which faults may come
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
 MESSAGES_A_TASK = 60
@@ -116,7 +117,7 @@ class Cluster:
         self.world.say(f"{reader} read {type(exc).__name__}: {exc} as {key}")
         if self.program.outcome[key] != VALUE:
             return
-        stated = (ObjectLostError, WorkerCrashedError, TaskCancelledError)
+        stated = (ObjectLostError, WorkerCrashedError)
         if self.may_lose and isinstance(exc, stated):
             return
         if self.may_lose and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
@@ -336,6 +337,12 @@ class Cluster:
             if node.alive:
                 node.lose()
         world.processes.clear()
+        world.graveyard.clear()
+        self.nodes.clear()
+        self.lost.clear()
+        self.drivers.clear()
+        self.head = None
+        world.network.forget()
 
 
 class _Inline:
@@ -400,6 +407,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
                 (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
                 (daemon_link, "threading", threads),
                 (cancel, "interrupt", interrupt),
+                (janitor, "interrupt", interrupt),
                 (value_traffic, "BYTES_MIN", 32 << 10),
                 (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
                 (outbox, "PIECE_BYTES", 8 << 10),
@@ -407,12 +415,13 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
                 (unread, "forward", lambda tell: None),
             ),
         ):
-            yield err
+            try:
+                yield err
+            finally:  # while threads are the simulator's: code of killed processes ends in its `finally` blocks here
+                cluster.close()
+                gc.collect()
     finally:
-        cluster.close()
-        world.graveyard.clear()
         gc.enable()
-        gc.collect()
 
 
 @dataclass

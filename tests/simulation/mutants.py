@@ -46,6 +46,8 @@ MUTANTS = [
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", ""),
     Mutant("7eff943: results of accepted tasks are released", "peer_stream",
            "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()"),
+    Mutant("tasks of other nodes go on after the uplink's death", "uplink",
+           "        self._client.adopt_job(self._client.job)  # of the tasks that come from other nodes\n", ""),
     Mutant("ca54da5: forgets a function that came again", "sent_functions",
            "if found is not None and found[1] > 1:", "if False:"),
     # ---- rules taken away ----

@@ -276,10 +276,9 @@ class Network:
 
         for stream in list(self.streams):
             if {a, b} == {one.host for one in stream.processes}:
-                for side in (0, 1):
-                    lasts = self.world.rng.uniform(*KEEPALIVE_S)
-                    if lasts < seconds:
-                        self.world.after(lasts, lambda stream=stream, side=side: notice(stream, side))
+                lasts = [self.world.rng.uniform(*KEEPALIVE_S) for _ in range(2)]
+                for side in (0, 1) if min(lasts) < seconds else ():  # the second one finds the connection closed
+                    self.world.after(lasts[side], lambda stream=stream, side=side: notice(stream, side))
         self.world.after(seconds, heal)
 
     def break_stream(self, stream: _Stream, why: str) -> None:
@@ -294,6 +293,12 @@ class Network:
         for stream in list(self.streams):
             if process in stream.processes:
                 self.break_stream(stream, "Socket closed")
+
+    def forget(self) -> None:
+        """Let go of all processes, after the end of a run."""
+        self.servers.clear()
+        self.streams.clear()
+        self.natives.clear()
 
     def accept(self, server: Process, stream: _Stream, handler: Any) -> None:
         """Serve a stream in the server's process."""

@@ -268,6 +268,7 @@ class Driver(Member):
 
     def __init__(self, node: Node, ops: list[tuple], index: int) -> None:
         super().__init__(node, clients.KIND_DRIVER, f"driver{index}")
+        self.client.adopt_job(self.client.job)
         self.ops = ops
         self.refs: dict[str, Any] = {}
         self.is_done = False

@@ -245,7 +245,10 @@ class Lineage:
                 stored.form = replace(stored.form, left=again)  # if this process dies, the next one has a run less
                 self._store_form(stored)
             self._client.adopt_job(form.job)
-            submitted = submission.submit(self._client, options, args)
+            try:
+                submitted = submission.submit(self._client, options, args)
+            finally:
+                self._client.adopt_job(self._client.job)
             return [submitted] if form.returns == 1 else list(submitted)
 
         record = Record(form.name, form.left, run)

@@ -79,6 +79,7 @@ class Uplink:
     def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: join.Lasting) -> None:
         self._store = store
         self._client = store.client
+        self._client.adopt_job(self._client.job)  # of the tasks that come from other nodes
         self._settings = settings
         self._access = access
         self._daemon = daemon

@@ -55,8 +55,8 @@ class Janitor:
         for task in found["ending"]:
             self._end(task, pid, how)
         for other in set(found["running"]):
-            # The result of a dead driver's task is not needed, so its worker is not waited for. An uplink that has
-            # forwarded it asks the other node to cancel it.
+            # The result of a task of a dead driver or uplink is not needed, so its worker is not waited for. An uplink
+            # that has forwarded it asks the other node to cancel it.
             interrupt(self._store, other, True)
 
     def wake_all(self) -> None:

@@ -244,7 +244,7 @@ typedef struct {
     uint32_t pushing; /* task: READY or about to be, perhaps not yet in the ring */
     uint32_t task;    /* the task that this worker runs, index + 1: a hint for status and cancel */
     uint32_t blocked; /* depth of gets that sleep inside a task */
-    uint64_t job;     /* of the driver for which it works now */
+    uint64_t job;     /* of the driver or uplink for which it works now */
     uint64_t tasks_done;
     char pad0[56];
     uint32_t wake __attribute__((aligned(64))); /* futex: a process with news for this client bumps it */
@@ -330,7 +330,7 @@ typedef struct { /* one reference inside a value or a task: an object by name an
 typedef struct {
     uint64_t id; /* taken from the objref counter: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
-    uint64_t job;      /* {gen, client} of the driver it belongs to */
+    uint64_t job;      /* {gen, client} of the driver, or of the uplink that has submitted it for another node */
     uint64_t cancelled; /* * frt_cancel_word. Swapped: a late cancel must not affect the record's next task */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* FRT_PATH_STEP times the parent's path (0: a driver) plus its number among the parent's tasks:

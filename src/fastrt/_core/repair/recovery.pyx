@@ -157,8 +157,11 @@ cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
     return False
 
 
-cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead):
-    """End the tasks of a job, if one is given; with `dead` also recover the task records of client v, which is dead."""
+cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead, bint nested):
+    """End the tasks of a job, if one is given; with `dead` also recover the task records of client v, which is dead.
+
+    Without `nested`, only those end that have come from other nodes, and not what these have submitted here.
+    """
     cdef uint32_t t, gen
     cdef uint64_t word
     cdef int state, rc, pid
@@ -169,7 +172,8 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint
         if state == FRT_TASK_EMPTY:
             continue
         rc = FRT_OK
-        if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
+        if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING and \
+                (nested or (x.tasks[t].actor == 0 and x.tasks[t].hops != 0)):
             pid = 0
             while pid == 0:  # until it is taken or marked, or may run on
                 if _take_waiting(x, t, &word):
@@ -274,7 +278,7 @@ def leave(Client client):
 
 
 cdef uint64_t _job_of(frt_ctx *x, uint32_t v) noexcept nogil:
-    """The number of driver v's job; see `Client.job`."""
+    """The number of client v's job; see `Client.job`."""
     return (<uint64_t>frt_word_gen(x.clients[v].word) << 16) | (v + 1)
 
 
@@ -293,7 +297,7 @@ def end_job(Client client, uint32_t v):
     if v >= client.x.clients_max:
         raise ValueError(f"there is no client {v}")
     running = []
-    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False), "running": running}
+    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False, True), "running": running}
 
 
 cdef void _close_planes(frt_ctx *x) noexcept nogil:
@@ -326,8 +330,8 @@ def recover(Client client, uint32_t v, bint wake=True):
         wake: whether to call `wake_all` at the end; to recover several clients, call it once after the last one.
     Returns:
         {"ending": task indexes, "running": pids}: tasks that this client must now end by sealing an error
-        (their attempts are used up, they were cancelled, or their driver is gone), and processes that still run
-        tasks of a dead driver's job.
+        (their attempts are used up, they were cancelled, or their driver or uplink is gone), and processes that
+        still run tasks of the dead client's job.
     Raises:
         LockStuck: a live process has held a lock for 5 s; call again.
     """
@@ -351,10 +355,12 @@ def recover(Client client, uint32_t v, bint wake=True):
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_DYING, 0, frt_word_gen(slot.word)))
         check(_repair_locks(x))
         _intents(x, v)
-        if slot.kind == <uint32_t>FRT_KIND_DRIVER:
+        # The job of an uplink is the tasks of other nodes, which run them again. What those tasks have submitted here
+        # goes on: other nodes may hold its results.
+        if slot.kind == <uint32_t>FRT_KIND_DRIVER or slot.kind == <uint32_t>FRT_KIND_TOOL:
             job = _job_of(x, v)
         running = []
-        ending = _scan_tasks(x, v, job, running, True)
+        ending = _scan_tasks(x, v, job, running, True, slot.kind == <uint32_t>FRT_KIND_DRIVER)
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
         a32_add_sc(&x.sb.death_epoch, 1)

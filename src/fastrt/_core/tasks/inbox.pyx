@@ -21,6 +21,7 @@ from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.wait cimport wait_nap, wait_spin_on
 from fastrt._core.objects.mailbox cimport mailbox_before, mailbox_take
+from fastrt._core.tasks.records cimport task_works_on
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -139,8 +140,7 @@ cdef int _claim(Inbox self, uint64_t cell) except -100:
         return FRT_NOT_FOUND
     if x.tasks[t].attempts < 255:
         x.tasks[t].attempts += 1  # after the claim: a process that dies in between has not run it
-    x.clients[x.me].task = t + 1
-    x.clients[x.me].job = x.tasks[t].job
+    task_works_on(x, t)
     return <int>t
 
 

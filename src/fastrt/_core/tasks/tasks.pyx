@@ -108,8 +108,7 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
 
 cdef uint32_t task_start(frt_ctx *x, uint32_t t) noexcept nogil:
     """A claimed task's user code is about to run."""
-    x.clients[x.me].task = t + 1
-    x.clients[x.me].job = x.tasks[t].job
+    task_works_on(x, t)
     if x.tasks[t].attempts < 255:
         x.tasks[t].attempts += 1
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))
@@ -320,8 +319,7 @@ def claim_for(Client client, Ref ref):
 def resume(Client client, uint32_t t):
     """Note that this client is back at task `t` after it ran another one on top of it."""
     _check_mine(client, t)
-    client.x.clients[client.x.me].task = t + 1
-    client.x.clients[client.x.me].job = client.x.tasks[t].job
+    task_works_on(&client.x, t)
 
 
 # ---- look and cancel ----
