@@ -87,7 +87,7 @@ class Limits:
         pending: calls that wait for an answer, in all.
         queued: calls that the core keeps while the server is busy. It cancels those beyond, of any connection.
         reading: incomplete requests, in all.
-        header_bytes: of one call.
+        header_bytes: of one call; more than gRPC itself promises to take (8 KiB) only costs memory in a flood of them.
         request_bytes: of incomplete requests of one connection.
         request_bytes_all: the same, of all connections.
         answer_bytes: of answers that one connection has not read.
@@ -104,7 +104,7 @@ class Limits:
     pending: int = 65_536
     queued: int = 8192
     reading: int = 2048
-    header_bytes: int = 16 << 10
+    header_bytes: int = 8 << 10
     request_bytes: int = 256 << 20
     request_bytes_all: int = 1 << 30
     answer_bytes: int = 256 << 20
