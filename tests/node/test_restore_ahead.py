@@ -47,6 +47,13 @@ def test_under_pressure_the_page_cache_is_used_and_only_for_its_share():
     assert steps == [Step(0, 100, False), Step(1, 101, False)]
 
 
+def test_values_of_other_nodes_wait_for_room_and_are_begun_once_there_is_some():
+    ahead = RestoreAhead(STORE, has_files=False)
+    wanted = rows(6 * MIB, MIB)
+    assert ahead.decide(wanted, 8 * MIB, False) == []
+    assert ahead.decide(wanted, 12 * MIB, False) == [Step(0, 100, True), Step(1, 101, True)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_free_share_is_kept_under_random_queues(seed):
     rng = random.Random(seed)

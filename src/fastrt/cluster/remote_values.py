@@ -19,9 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core.objects import handles, remote
+from fastrt._core.memory import arena
+from fastrt._core.objects import handles, remote, spill
 from fastrt.cluster.claims import Absence, Keeping
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
+from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.store.client import NO_ROOM, Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import Serialized, serialize
@@ -120,6 +122,7 @@ class RemoteValues:
         self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, _Lost] = {}
+        self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False)
         self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
@@ -189,6 +192,12 @@ class RemoteValues:
         source = self._sources.get(objref)
         if source is not None and remote.is_missing(self._client, source.ref):
             source.exchange.traffic.arrivals.fetch(source, is_urgent)
+
+    def fetch_ahead(self, tasks_most: int) -> None:
+        """Begin to fetch arguments of the next tasks in this node's queue, before a worker is free."""
+        used, _, most = arena.room(self._client)
+        for step in self._ahead.decide(spill.wanted_next(self._client, tasks_most, True), most - used, False):
+            self.fetch(step.objref)
 
     def forget(self, objref: int) -> None:
         """Forget a value that this node does not need any more."""

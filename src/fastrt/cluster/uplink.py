@@ -400,6 +400,7 @@ class Uplink:
             excess = self._look()
             if excess:
                 self._forward_claimed(excess)
+            self._tables.remote.fetch_ahead(self._workers)
             for peer in self._peers.values():
                 if peer.output:
                     self._send_output(peer)

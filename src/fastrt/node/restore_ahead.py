@@ -1,8 +1,8 @@
-"""Which spilled values to bring back before the tasks that need them run: a decision without threads, files or clocks.
+"""Which values to bring here before the tasks that need them run: a decision without threads, files or clocks.
 
-The arguments of the next ready tasks are restored while there is free memory, in the order of the queue. No other value
-is pushed out for them, and a share of the store stays free. Those that find no room are read into the page cache, from
-which the worker maps them.
+The arguments of the next ready tasks are restored from files, or fetched from other nodes, while there is free memory,
+in the order of the queue. No other value is pushed out for them, and a share of the store stays free. Those in files
+that find no room are read into the page cache, from which the worker maps them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ class RestoreAhead:
 
     Args:
         store_bytes: the size of the store.
+        has_files: whether the values are in files, which the page cache can hold.
     """
 
-    def __init__(self, store_bytes: int) -> None:
+    def __init__(self, store_bytes: int, has_files: bool = True) -> None:
         self._margin = store_bytes // _FREE_SHARE
-        self._cache_bytes = store_bytes // _CACHE_SHARE
+        self._cache_bytes = store_bytes // _CACHE_SHARE if has_files else 0
         self._begun: dict[int, tuple[int, bool]] = {}  # by value: its size, and whether it is being restored
 
     def decide(self, wanted: Sequence[tuple[int, int, int]], free: int, is_pressed: bool) -> list[Step]:
         """Decide what to begin now.
 
         Args:
-            wanted: the spilled arguments of the next tasks, the first needed first: (index, objref, bytes).
+            wanted: the arguments of the next tasks that are not in memory, the first needed first: (index, objref,
+                bytes).
             free: bytes free in the store.
             is_pressed: whether clients wait for room, or have just done so.
         """

@@ -273,13 +273,14 @@ def finish_restore(Client client, uint32_t i, bint good):
     object_maybe_delete(x, i)
 
 
-def wanted_next(Client client, uint32_t tasks_most):
+def wanted_next(Client client, uint32_t tasks_most, bint elsewhere=False):
     """List the spilled arguments of the next ready tasks: (index, objref, bytes), those that are needed first.
 
     The queue and the records are read without a lock, so a row may name a value that no task needs any more.
 
     Args:
         tasks_most: how many tasks at the head of the queue are examined, and as many of those with a priority.
+        elsewhere: list the arguments whose bytes only other nodes have.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t cells, n
@@ -288,18 +289,18 @@ def wanted_next(Client client, uint32_t tasks_most):
     client.ensure()
     n = min(a32_load_acq(&x.sb.ranked), frt_most(&x.sb.ranked_cells, x.tasks_max), tasks_most)
     for k in range(n):  # a heap: the first is next, the others are near
-        _spilled_of(x, x.ranked[k].cell, found)
+        _spilled_of(x, x.ranked[k].cell, elsewhere, found)
     cells = a32_load_acq(&x.sb.ring_cells)
     if cells == 0 or cells & (cells - 1) or cells > x.ring_max:
         return found
     head = a64_load_acq(&x.sb.ring_head)
     for k in range(min(a64_load_acq(&x.sb.ring_tail) - head, <uint64_t>min(tasks_most, cells))):
-        _spilled_of(x, x.ring[(head + k) & (cells - 1)], found)
+        _spilled_of(x, x.ring[(head + k) & (cells - 1)], elsewhere, found)
     return found
 
 
-cdef int _spilled_of(frt_ctx *x, uint64_t cell, list found) except -1:
-    """Append the spilled arguments of a task that a cell of the queue names."""
+cdef int _spilled_of(frt_ctx *x, uint64_t cell, bint elsewhere, list found) except -1:
+    """Append the arguments in files, or `elsewhere`, of a task that a cell of the queue names."""
     cdef frt_body body
     cdef frt_refslot slot
     cdef frt_entry *entry
@@ -311,8 +312,8 @@ cdef int _spilled_of(frt_ctx *x, uint64_t cell, list found) except -1:
         if slot.index >= frt_objects(x) or frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_SPILLED:
             continue
         entry = x.entries + slot.index
-        if a64_load_rlx(&entry.objref) == slot.objref and entry.nrefs == 0 and \
-                a8_load_sc(&entry.flags) & FRT_ENTRY_FILE:
+        if a64_load_rlx(&entry.objref) == slot.objref and (elsewhere or entry.nrefs == 0) and \
+                (a8_load_sc(&entry.flags) & FRT_ENTRY_FILE == 0) == elsewhere:
             found.append((slot.index, slot.objref, a64_load_rlx(&entry.bytes)))
     return 0
 
