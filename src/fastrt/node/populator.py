@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastrt._core.memory import populate
+from fastrt._core.memory import background, populate
 from fastrt._core.memory.clients import Client
 from fastrt.config import SHM_DIR, cpu_count, spare_memory
 from fastrt.errors import FastrtError
@@ -109,7 +109,7 @@ class Populator:
         os.close(self._news)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        background.stand_back(19)
         while not self._stopped:
             with self._lock:
                 at, nbytes = self._next, min(_UNIT_BYTES, self._end - self._next)

@@ -6,11 +6,10 @@ which costs as much again where pages are small. One thread maps what the daemon
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
-from fastrt._core.memory import arena, populate
+from fastrt._core.memory import arena, background, populate
 from fastrt._core.memory.clients import Client, ForkedHandle
 from fastrt.errors import FastrtError
 
@@ -31,7 +30,7 @@ def map_ahead(client: Client, ahead: int) -> None:
 
 
 def _run(client: Client, ahead: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    background.stand_back(19)
     at, moved_at = 0, time.monotonic()
     try:
         end = min(ahead, arena.room(client)[2])
