@@ -258,23 +258,22 @@ def gate(folder, k):
         threading.Event().wait(0.005)
 
 
-def test_arguments_of_queued_tasks_are_fetched_before_a_worker_is_free(start, runtime_dir, runs, tmp_path, wait_until):
-    """Of the next tasks only, and while the store has room."""
+def test_argument_of_a_queued_task_is_fetched_before_a_worker_is_free(start, runtime_dir, runs, tmp_path, wait_until):
+    """One that no task needs stays where it is."""
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one", "--object-store-memory", "64MiB")
     start("--address", head.head, "--num-workers", "1", "--name", "two")
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
-        made = [make.options(scheduling="two").remote(str(runs), k, mib * MIB) for k, mib in enumerate((4, 60, 4))]
-        fastrt.wait(made, num_returns=3, timeout=30, fetch_local=False)
-        assert states() == (["remote"] * 3, 1)
+        needed, other = (make.options(scheduling="two").remote(str(runs), k, 4 * MIB) for k in (1, 2))
+        fastrt.wait([needed, other], num_returns=2, timeout=30, fetch_local=False)
+        assert states() == (["remote"] * 2, 1)
         gates = [gate.remote(str(tmp_path), k) for k in range(8)]  # more than both nodes take at once
         wait_until(lambda: len(list(tmp_path.glob("begun*"))) == 2, "both workers to be busy")
-        first = total.options(priority=2).remote(made[0])
-        wait_until(lambda: states()[0].count("remote") == 2, "the argument to arrive")
-        later = [total.options(priority=1).remote(ref) for ref in made[1:]]
-        fastrt.wait(gates, timeout=0.5)  # time to do it wrong
-        assert states()[0].count("remote") == 2
+        result = total.options(priority=1).remote(needed)
+        wait_until(lambda: states()[0] == ["remote", "sealed"], "the argument to arrive")
+        assert not fastrt.wait([result, *gates], timeout=0)[0]
         (tmp_path / "end").touch()
-        assert fastrt.get([first, *later], timeout=40) == [0, 60 * MIB // 8, 2 * 4 * MIB // 8]
+        assert fastrt.get(result, timeout=40) == 4 * MIB // 8
+        assert states()[0] == ["remote", "sealed"]
 
 
 def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):

@@ -410,7 +410,7 @@ class Objects:
                 self._tasks.pop(ref, None)
             if self.requests:
                 for worker, _ in self.requests.pop(ref, ()):
-                    words = "It was deallocated: nobody counted it any more."
+                    words = "It was deallocated: no client counted it any more."
                     self._effects.append(RequestFailed(worker, ref, words))
 
     def _forget(self, number: int) -> None:
