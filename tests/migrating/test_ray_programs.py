@@ -51,7 +51,8 @@ def test_programs_print_what_they_say_on_fastrt(runtime_dir):
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_programs_print_the_same_on_ray():
-    env = {"PYTHONPATH": "", "PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled"}
+    # `init` starts a cluster of its own, whether or not another test has one at the moment.
+    env = {"PYTHONPATH": "", "PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"}
     parts = parts_of(run([python_with_ray(), PROGRAMS / "all_programs.py", *BOTH], 230, **env))
     assert parts.pop("end") == "False\n"
     assert parts == {name: expected(name) for name in BOTH}
