@@ -57,10 +57,10 @@ def list_(
         wanted["state"] = state
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
-    from fastrt.runtime.state_api import check_filters
+    from fastrt.observe.reading import check_columns
 
     try:
-        check_filters(what, wanted)
+        check_columns(what, wanted)
     except ValueError as exc:
         raise click.ClickException(str(exc)) from None
     heads: set[str] = set()  # heads of the clusters that were asked; one node answers for its whole cluster
@@ -79,9 +79,8 @@ def _rows(
     path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of a session's cluster, once per cluster (`heads`); of the session alone if `heads` is None."""
-    from fastrt.observe import listing
+    from fastrt.observe import reading
     from fastrt.runtime.nodefile import nodes_here
-    from fastrt.runtime.state_api import select
 
     node = next((node for node in nodes_here(path.parent.parent) if node.socket_path == str(path)), None)
     try:
@@ -92,7 +91,7 @@ def _rows(
             heads.add(node.head)
             return rows
         with joined(path, "fastrt list") as store:
-            return select(listing.LISTS[what](store), wanted, limit)
+            return reading.page(store, what, wanted, limit=limit).rows
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
 

@@ -1,8 +1,8 @@
 """The tasks, actors, objects and workers of one node, as rows for people and programs.
 
 Any process that has joined the session reads the rows from the shared tables; it asks no other process, and none waits.
-Only unfinished tasks are listed: the record of an ended task is reused within a microsecond. Past events are in the
-timeline.
+Only unfinished tasks are listed: the record of an ended task is reused within a microsecond. What ended is counted and,
+if it failed, kept (`observe.reading`); past events are in the timeline. `observe.reading.page` gives a part of a table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from fastrt._core.memory import clients
 from fastrt._core.objects import handles, spill
-from fastrt._core.repair import fsck, inspect
+from fastrt._core.repair import fsck, inspect, pages
 from fastrt._core.tasks import actors as core_actors
 from fastrt.errors import FastrtError
 from fastrt.store.client import Store
@@ -27,7 +27,7 @@ KINDS = {
 }  # fmt: skip
 ACTOR_STATES = {
     core_actors.WANTED: "starting", core_actors.STARTING: "starting", core_actors.LIVE: "alive",
-    core_actors.DOWN: "restarting", core_actors.DEAD: "dead",
+    core_actors.DOWN: "restarting", core_actors.DEAD: "dead", core_actors.AWAY: "away",
 }  # fmt: skip
 _TYPES = {0: "None", 1: "bool", 2: "bool", 3: "int", 4: "float", 5: "str", 6: "bytes", NDARRAY: "array"}
 
@@ -50,9 +50,19 @@ class Names:
     def of_task(self, row: Row) -> str:
         """The name of a task, given as a row of `inspect.tasks`."""
         objref, number = row["function"]
-        if row["actor"] is None:
+        return self.of_function(objref, number, row["actor"])
+
+    def of_function(self, objref: int, number: int, actor: int | None) -> str:
+        """The name of a function, or of a method.
+
+        Args:
+            objref: of the function's object, or of the class.
+            number: of the method.
+            actor: an actor with this method; None: it is a function.
+        """
+        if actor is None:
             return self.by_objref.get(objref, "?" if objref else "a promise")
-        return f"{self.by_objref.get(objref, '?')}.{self.method(row['actor'], number)}"
+        return f"{self.by_objref.get(objref, '?')}.{self.method(actor, number)}"
 
     def actor(self, actor: int) -> str:
         """The class of an actor."""
@@ -77,8 +87,31 @@ class Names:
             return ()
 
 
+def task_row(row: Row, names: Names, pids: dict[int | None, int]) -> Row:
+    """Make a row for people from a row of `inspect.tasks`.
+
+    Args:
+        row: the task.
+        names: the session's.
+        pids: of the session's clients, see `pids_of`.
+    """
+    return {
+        "task_id": f"{row['id']:016x}", "name": names.of_task(row), "state": row["state"],
+        "pid": pids.get(row["client"]), "actor": row["actor"], "attempt": row["attempts"],
+        "max_retries": row["retries"],
+        "waits_for": "resources" if row["held"] else row["waits_for"] and f"{row['waits_for']:016x}",
+        "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
+        "priority": row["priority"],
+    }  # fmt: skip
+
+
+def pids_of(store: Store) -> dict[int | None, int]:
+    """The process ids of the session's clients, by their slots."""
+    return {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
+
+
 def tasks(store: Store) -> list[Row]:
-    """Unfinished tasks and calls of actors.
+    """All unfinished tasks and calls of actors.
 
     Args:
         store: any process's attachment.
@@ -87,18 +120,14 @@ def tasks(store: Store) -> list[Row]:
         process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (the cause of the wait:
         the id of an object, "resources", or None), results (ids), cancelled, priority.
     """
-    names, pids = Names(store), {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
-    return [
-        {
-            "task_id": f"{row['id']:016x}", "name": names.of_task(row), "state": row["state"],
-            "pid": pids.get(row["client"]), "actor": row["actor"], "attempt": row["attempts"],
-            "max_retries": row["retries"],
-            "waits_for": "resources" if row["held"] else row["waits_for"] and f"{row['waits_for']:016x}",
-            "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
-            "priority": row["priority"],
-        }
-        for row in sorted(inspect.tasks(store.client), key=lambda row: row["id"])
-    ]  # fmt: skip
+    names, pids = Names(store), pids_of(store)
+    return [task_row(row, names, pids) for row in sorted(inspect.tasks(store.client), key=lambda row: row["id"])]
+
+
+def actor_states(store: Store) -> list[str]:
+    """The state of each actor, as in the rows of `actors`."""
+    infos = (core_actors.info(store.client, index) for index in inspect.actors(store.client))
+    return [ACTOR_STATES.get(info["state"], "?") for info in infos if not info["bare"]]
 
 
 def actors(store: Store) -> list[Row]:
@@ -111,11 +140,7 @@ def actors(store: Store) -> list[Row]:
         pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead), actor_id (that
         of `runtime_context()`).
     """
-    names = Names(store)
-    calls: dict[int, int] = {}
-    for row in inspect.tasks(store.client):
-        if row["actor"] is not None:
-            calls[row["actor"]] = calls.get(row["actor"], 0) + 1
+    names, calls = Names(store), pages.count_tasks(store.client)[1]
     found = []
     for index in inspect.actors(store.client):
         info = core_actors.info(store.client, index)
@@ -134,7 +159,7 @@ def actors(store: Store) -> list[Row]:
 
 
 def objects(store: Store) -> list[Row]:
-    """Objects: values, pending results, and fastrt's internal objects (functions, actors' plans).
+    """All objects: values, pending results, and fastrt's internal objects (functions, actors' plans).
 
     Args:
         store: any process's attachment.
@@ -146,26 +171,33 @@ def objects(store: Store) -> list[Row]:
         kept_by (the NodeID of the node that keeps the value if it is not this one: `stored` then counts a copy; else
         "").
     """
-    names = Names(store)
-    pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
-    lines = call_sites.read(store.socket_path)
-    found = []
-    for row in sorted(inspect.objects(store.client), key=lambda row: row["objref"]):
-        if row["index"] in names.by_index:
-            what = f"function {names.by_index[row['index']]}"
-        elif row["is_actor"]:
-            what = "actor"
-        else:
-            what = "result" if row["made_by_task"] else "value"
-        found.append(
-            {
-                "object_id": f"{row['objref']:016x}", "state": row["state"], "bytes": row["bytes"],
-                "type": _type_of(row), "what": what, "refs": _pids(row["refs"], pids), "pins": _pids(row["pins"], pids),
-                "counted": row["counted"], "error": row["error"], "site": lines.get(row["site"], ""),
-                "stored": row["room"] if row["state"] not in ("spilled", "remote") else 0, "kept_by": row["node"],
-            }
-        )  # fmt: skip
-    return found
+    names, pids, lines = Names(store), pids_of(store), call_sites.read(store.socket_path)
+    found = sorted(inspect.objects(store.client), key=lambda row: row["objref"])
+    return [object_row(row, names, pids, lines) for row in found]
+
+
+def object_row(row: Row, names: Names, pids: dict[int | None, int], lines: dict[int, str]) -> Row:
+    """Make a row for people from a row of `inspect.objects`.
+
+    Args:
+        row: the object.
+        names: the session's.
+        pids: of the session's clients.
+        lines: source lines by their numbers, see `call_sites.read`.
+    """
+    if row["index"] in names.by_index:
+        what = f"function {names.by_index[row['index']]}"
+    elif row["is_actor"]:
+        what = "actor"
+    else:
+        what = "result" if row["made_by_task"] else "value"
+    return {
+        "object_id": f"{row['objref']:016x}", "state": row["state"], "bytes": row["bytes"],
+        "type": "" if row["state"] == "pending" else type_name(row["kind"]), "what": what,
+        "refs": _pids(row["refs"], pids), "pins": _pids(row["pins"], pids), "counted": row["counted"],
+        "error": row["error"], "site": lines.get(row["site"], ""),
+        "stored": row["room"] if row["state"] not in ("spilled", "remote") else 0, "kept_by": row["node"],
+    }  # fmt: skip
 
 
 def workers(store: Store) -> list[Row]:
@@ -181,7 +213,6 @@ def workers(store: Store) -> list[Row]:
     import psutil
 
     client, names = store.client, Names(store)
-    running = {row["task"]: names.of_task(row) for row in inspect.tasks(client)}
     held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
     found = []
     for row in clients.table(client.segment):
@@ -202,7 +233,7 @@ def workers(store: Store) -> list[Row]:
         found.append(
             {
                 "pid": row["pid"], "kind": kind, "name": row["name"], "state": state,
-                "running": running.get(row["task"], ""), "tasks_done": row["tasks_done"],
+                "running": _name_of_record(store, names, row["task"]), "tasks_done": row["tasks_done"],
                 "bytes_held": held.get(row["client"], 0), "cpu_s": cpu_s, "rss": rss,
             }
         )  # fmt: skip
@@ -231,11 +262,18 @@ LISTS: dict[str, Callable[[Store], list[Row]]] = {
 }  # fmt: skip
 
 
-def _pids(indexes: list[int], pids: dict[int, int]) -> list[int]:
+def _name_of_record(store: Store, names: Names, record: int | None) -> str:
+    """The name of the task in a record; "" if there is none."""
+    if record is None:
+        return ""
+    row = inspect.task(store.client, record)
+    return "" if row is None else names.of_task(row)
+
+
+def _pids(indexes: list[int], pids: dict[int | None, int]) -> list[int]:
     return [pids[index] for index in indexes if index in pids]
 
 
-def _type_of(row: Row) -> str:
-    if row["state"] == "pending":
-        return ""
-    return "lost" if row["kind"] == spill.KIND_LOST else _TYPES.get(row["kind"], "pickled")
+def type_name(kind: int) -> str:
+    """The type of a value by its encoding, in a word."""
+    return "lost" if kind == spill.KIND_LOST else _TYPES.get(kind, "pickled")

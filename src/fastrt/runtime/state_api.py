@@ -6,13 +6,12 @@ that node: its answer needs a worker that becomes free in time, and a node witho
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fastrt.errors import AttachError, FastrtError
-from fastrt.observe import listing
+from fastrt.observe import reading
 from fastrt.observe.listing import Row
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import client as store_client
@@ -80,32 +79,20 @@ def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _
     return rows_of("workers", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
-def check_filters(what: str, filters: dict[str, Any]) -> None:
-    """Check that a list has the columns of the filters, also when it has no rows.
-
-    Raises:
-        ValueError: a filter names no column.
-    """
-    for name in filters:
-        if name not in listing.COLUMNS[what]:
-            there = ", ".join(listing.COLUMNS[what])
-            raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
-
-
 def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> list[Row]:
     """Rows of "tasks", "actors", "objects" or "workers" that match the filters.
 
     Raises:
         ValueError: a filter names no column.
     """
-    check_filters(what, filters)
+    reading.check_columns(what, filters)
     store = store_client.require()
     others = _others(store) if all_nodes else {}
     if not others:
-        return select(listing.LISTS[what](store), filters, limit)
+        return reading.page(store, what, filters, limit=limit).rows
     asked = {name: _ask(what, filters, limit, node) for node, name in others.items()}
     here = next(node["NodeName"] for node in nodes_at(store.socket_path) if node["IsHere"])
-    rows = [{**row, "node": here} for row in select(listing.LISTS[what](store), filters, limit)]
+    rows = [{**row, "node": here} for row in reading.page(store, what, filters, limit=limit).rows]
     for name, ref in asked.items():
         try:
             rows += [{**row, "node": name} for row in store.get(ref, timeout)]
@@ -117,16 +104,8 @@ def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters
 
 def select(rows: list[Row], filters: Mapping[str, Any], limit: int) -> list[Row]:
     """The rows that match the filters, at most `limit`; 0: all."""
-    found = [row for row in rows if all(_fits(row[name], wanted) for name, wanted in filters.items())]
+    found = [row for row in rows if all(reading.fits(row[name], wanted) for name, wanted in filters.items())]
     return found[:limit] if limit else found
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(value, list):
-        return any(_fits(one, wanted) for one in value)
-    if isinstance(wanted, str):
-        return fnmatch.fnmatchcase("" if value is None else str(value), wanted)
-    return bool(value == wanted)
 
 
 def _others(store: Store) -> dict[str, str]:
@@ -147,4 +126,4 @@ def _ask(what: str, filters: dict[str, Any], limit: int, node: str) -> ObjectRef
 
 def _look(what: str, filters: dict[str, Any], limit: int) -> list[Row]:
     """Read the rows in a worker of another node."""
-    return select(listing.LISTS[what](store_client.require()), filters, limit)
+    return reading.page(store_client.require(), what, filters, limit=limit).rows

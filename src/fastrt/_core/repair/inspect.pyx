@@ -49,6 +49,28 @@ cdef object _not_ready(frt_ctx *x, const frt_body *body):
     return None
 
 
+cdef object inspect_object(frt_ctx *x, uint32_t i):
+    """The row of one object, see `objects`; None if the entry is free or is reused meanwhile."""
+    cdef frt_entry *entry = x.entries + i
+    cdef uint64_t word = a64_load_acq(frt_state(x, i))
+    cdef uint64_t offset = a64_load_rlx(&entry.offset)
+    if frt_word_state(word) <= FRT_OBJ_RESERVED:
+        return None
+    row = {
+        "index": i, "objref": entry.objref, "state": OBJECT_STATES.get(frt_word_state(word), "?"),
+        "bytes": entry.bytes, "room": arena_block_bytes(x, offset) if offset else 0, "kind": entry.kind,
+        "error": (entry.flags & FRT_ENTRY_ERROR) != 0, "refs": _clients_in(x, i, FRT_REFS),
+        "pins": _clients_in(x, i, FRT_PINS), "counted": entry.counted, "contains": entry.nrefs,
+        "made_by_task": entry.task != 0, "is_actor": (entry.flags & FRT_ENTRY_ACTOR) != 0, "site": entry.site,
+        "used": entry.used, "node": "",
+    }
+    missing = frt_word_state(word) == FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE
+    if missing or entry.flags & FRT_ENTRY_REMOTE:
+        row["node"] = (<char *>(<frt_source *>entry.inlined).node)[:16].hex()
+        row["state"] = "remote" if missing else row["state"]
+    return row if frt_word_gen(a64_load_acq(frt_state(x, i))) == frt_word_gen(word) else None
+
+
 def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
     """List the objects in the table.
 
@@ -62,36 +84,46 @@ def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
         the node that keeps a remote value; else "").
     """
     cdef frt_ctx *x = &client.x
-    cdef frt_entry *entry
-    cdef uint64_t word, offset
     cdef uint32_t i
     client.ensure()
     rows = []
     for i in range(frt_objects(x)):
-        word = a64_load_acq(frt_state(x, i))
-        if frt_word_state(word) <= FRT_OBJ_RESERVED:
+        if frt_word_state(a64_load_acq(frt_state(x, i))) <= FRT_OBJ_RESERVED or \
+                a64_load_rlx(&x.entries[i].bytes) < bytes_min:
             continue
-        entry = x.entries + i
-        if a64_load_rlx(&entry.bytes) < bytes_min:
-            continue
-        offset = a64_load_rlx(&entry.offset)
-        row = {
-            "index": i, "objref": entry.objref, "state": OBJECT_STATES.get(frt_word_state(word), "?"),
-            "bytes": entry.bytes, "room": arena_block_bytes(x, offset) if offset else 0, "kind": entry.kind,
-            "error": (entry.flags & FRT_ENTRY_ERROR) != 0, "refs": _clients_in(x, i, FRT_REFS),
-            "pins": _clients_in(x, i, FRT_PINS), "counted": entry.counted, "contains": entry.nrefs,
-            "made_by_task": entry.task != 0, "is_actor": (entry.flags & FRT_ENTRY_ACTOR) != 0, "site": entry.site,
-            "used": entry.used, "node": "",
-        }
-        missing = frt_word_state(word) == FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE
-        if missing or entry.flags & FRT_ENTRY_REMOTE:
-            row["node"] = (<char *>(<frt_source *>entry.inlined).node)[:16].hex()
-            row["state"] = "remote" if missing else row["state"]
-        if frt_word_gen(a64_load_acq(frt_state(x, i))) == frt_word_gen(word):
+        row = inspect_object(x, i)
+        if row is not None:
             rows.append(row)
             if len(rows) >= most:
                 break
     return rows
+
+
+cdef object inspect_task(frt_ctx *x, uint32_t t):
+    """The row of one task, see `tasks`; None if the record is free or changes meanwhile."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_body body
+    cdef uint64_t word = a64_load_acq(x.task_words + t)
+    cdef uint32_t state = frt_word_state(word)
+    if state <= <uint32_t>FRT_TASK_RESERVED:
+        return None
+    frt_task_body(x, t, &body)
+    waits, held = None, False
+    if state == <uint32_t>FRT_TASK_WAITING and task.dep < body.ndeps:
+        waits = body.refs[task.dep].objref
+    elif state == <uint32_t>FRT_TASK_WAITING:
+        held = True
+    elif task.actor and state == <uint32_t>FRT_TASK_READY:  # a call is READY at once; its actor waits for the arguments
+        waits = _not_ready(x, &body)
+    row = {
+        "task": t, "id": task.id, "state": TASK_STATES.get(state, "?"),
+        "client": frt_word_client(word) if state >= <uint32_t>FRT_TASK_CLAIMED else None,
+        "function": (task.function, task.function_index), "actor": task.actor - 1 if task.actor else None,
+        "attempts": task.attempts, "retries": task.retries, "waits_for": waits, "held": held,
+        "returns": [body.results[k].objref for k in range(min(body.nreturns, <uint32_t>16))],
+        "cancelled": task_is_cancelled(x, t), "priority": task_priority(x, t),
+    }
+    return row if a64_load_acq(x.task_words + t) == word else None
 
 
 def tasks(Client client):
@@ -103,38 +135,46 @@ def tasks(Client client):
         (objrefs), waits_for (objref of the argument it waits for, or None), held (whether it waits for resources),
         cancelled, priority.
     """
-    cdef frt_ctx *x = &client.x
-    cdef frt_task *task
-    cdef frt_body body
-    cdef uint64_t word
-    cdef uint32_t t, state
+    cdef uint32_t t
     client.ensure()
+    rows = [inspect_task(&client.x, t) for t in range(frt_tasks(&client.x))]
+    return [row for row in rows if row is not None]
+
+
+def task(Client client, uint32_t t):
+    """The row of the task in record `t`, as of `tasks`; None if there is none."""
+    client.ensure()
+    return inspect_task(&client.x, t) if t < frt_tasks(&client.x) else None
+
+
+def dependencies(Client client, uint32_t t):
+    """The objects that a task's record names before it runs, and the bytes of its own arguments.
+
+    Returns:
+        (nbytes, rows): the bytes that lie in the record, and for each object (objref, index, state as a word, bytes,
+        record + 1 of the task that makes it or 0). Objects that are gone are left out.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef uint32_t k, extras
+    cdef frt_entry *entry
+    client.ensure()
+    if t >= frt_tasks(x):
+        raise IndexError(f"there is no task {t}")
     rows = []
-    for t in range(frt_tasks(x)):
-        word = a64_load_acq(x.task_words + t)
-        state = frt_word_state(word)
-        if state <= FRT_TASK_RESERVED:
+    frt_task_body(x, t, &body)
+    extras = frt_task_extras(x.tasks[t].flags)
+    for k in range(body.nrefs - extras if extras < body.nrefs else 0):
+        slot = body.refs[k]
+        if k + 1 == body.ndeps and x.tasks[t].flags & FRT_TASK_DEMAND or slot.index >= frt_objects(x):
             continue
-        task = x.tasks + t
-        frt_task_body(x, t, &body)
-        waits, held = None, False
-        if state == FRT_TASK_WAITING and task.dep < body.ndeps:
-            waits = body.refs[task.dep].objref
-        elif state == FRT_TASK_WAITING:
-            held = True
-        elif task.actor and state == FRT_TASK_READY:  # a call is READY at once; the actor waits for its arguments
-            waits = _not_ready(x, &body)
-        row = {
-            "task": t, "id": task.id, "state": TASK_STATES.get(state, "?"),
-            "client": frt_word_client(word) if state >= FRT_TASK_CLAIMED else None,
-            "function": (task.function, task.function_index), "actor": task.actor - 1 if task.actor else None,
-            "attempts": task.attempts, "retries": task.retries, "waits_for": waits, "held": held,
-            "returns": [body.results[k].objref for k in range(min(body.nreturns, <uint32_t>16))],
-            "cancelled": task_is_cancelled(x, t), "priority": task_priority(x, t),
-        }
-        if a64_load_acq(x.task_words + t) == word:
-            rows.append(row)
-    return rows
+        entry = x.entries + slot.index
+        state = OBJECT_STATES.get(frt_word_state(a64_load_acq(frt_state(x, slot.index))), "?")
+        nbytes, maker = entry.bytes, entry.task
+        if a64_load_acq(&entry.objref) == slot.objref:
+            rows.append((slot.objref, slot.index, state, nbytes, maker))
+    return body.bytes, rows
 
 
 def actors(Client client):

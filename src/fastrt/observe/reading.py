@@ -1,0 +1,508 @@
+"""Counts and pages of one node's tables, for tables of millions of records.
+
+Each function reads the session's shared memory through one joined client: a driver's or worker's own attachment
+(`store.client.require()`), or that of a tool (`cli.look.joined`). It asks no process and takes no lock. A pass over a
+table is made by the core, without an object for each record: filters come first, then the limit, and only the rows of
+the page become Python objects.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastrt._core.objects import spill
+from fastrt._core.repair import inspect, pages
+from fastrt.observe import listing
+from fastrt.observe.listing import Names, Row
+from fastrt.store.client import Store
+from fastrt.tasks import call_sites
+
+CHAIN_MAX = 32  # tasks in the chain of `task`
+_PASS_ROWS = 2000  # read together when a filter has to see the rows
+_REMOTE_STATE = 15  # in `pages.count_objects`: a value that another node keeps
+_KINDS = 1 << 16
+_WHATS = {pages.VALUE: "value", pages.RESULT: "result", pages.ACTOR: "actor", pages.FUNCTION: "function"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCount:
+    """The unfinished tasks of one function, or calls of one method.
+
+    Attributes:
+        name: of the function, or class and method; "other" counts functions beyond the first 2,048.
+        states: how many are "waiting", "ready", "claimed", "running", "blocked", "ending"; only those above 0.
+    """
+
+    name: str
+    states: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCount:
+    """Objects of one state, use and type.
+
+    Attributes:
+        state: "pending", "sealed", "spilled", "remote", ...
+        what: "value", "result", "actor" or "function".
+        type: as in the rows of `list_objects`; "" while pending.
+        count: how many.
+        bytes: of their values.
+    """
+
+    state: str
+    what: str
+    type: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The records of a node's tables, counted.
+
+    Attributes:
+        tasks: by function, the most first.
+        objects: by state, use and type.
+        actors: by state: "starting", "alive", "restarting", "dead", "away".
+        queued: tasks that are ready and not claimed.
+    """
+
+    tasks: list[TaskCount]
+    objects: list[ObjectCount]
+    actors: dict[str, int]
+    queued: int = 0
+
+    @property
+    def task_states(self) -> dict[str, int]:
+        """The unfinished tasks of all functions, by state."""
+        states: dict[str, int] = {}
+        for one in self.tasks:
+            for state, count in one.states.items():
+                states[state] = states.get(state, 0) + count
+        return states
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows of a table.
+
+    Attributes:
+        rows: as of `list_tasks`, `list_actors`, `list_objects` or `list_workers`.
+        next: pass it as `after` for the next page; None: there are no more rows.
+        total: all records of the table that match the filters; None if they were not counted, because a filter needs
+            the rows (of `task_id`, `results` and others with wildcards, of `waits_for`, `max_retries`, `site`, ...).
+    """
+
+    rows: list[Row]
+    next: int | None
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One object that a task takes.
+
+    Attributes:
+        object_id: its id.
+        state: as in `list_objects`.
+        bytes: of the value; 0 while pending.
+        task_id: the unfinished task that makes it; "" if there is none.
+    """
+
+    object_id: str
+    state: str
+    bytes: int
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """One unfinished task.
+
+    Attributes:
+        row: its row, as of `list_tasks`.
+        argument_bytes: of the arguments that are in its record.
+        arguments: the objects that it takes.
+        chain: the rows of the tasks that it waits for: the one that makes the argument it waits for, the one that this
+            one waits for in turn, and so on, at most CHAIN_MAX.
+        worker: the row of the process that runs it, as of `list_workers`; None while none does.
+    """
+
+    row: Row
+    argument_bytes: int
+    arguments: list[Argument]
+    chain: list[Row] = field(default_factory=list)
+    worker: Row | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the tasks of one function, or the calls of one method, have ended on this node since the session began.
+
+    Attributes:
+        name: of the function, or class and method; "other" counts functions beyond a process's table.
+        succeeded, failed: of a function that returned, or whose last attempt raised.
+        cancelled: before or while they ran.
+        crashed: their last attempt ended with its process.
+        retried: attempts that raised or crashed and were followed by another one.
+        forwarded: tasks of this node that ended on another one, which counts how.
+    """
+
+    name: str
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    crashed: int = 0
+    retried: int = 0
+    forwarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt of a task, or one call, that failed.
+
+    Attributes:
+        number: of the failure in this session, from 1; pass the last one as `after` for newer ones.
+        time: seconds since the epoch.
+        task_id: as in `list_tasks`.
+        name: of the task.
+        actor: the actor's id; None: it is no call.
+        type: the exception's class, such as "ValueError" or "WorkerCrashedError".
+        message: its text, cut to a kilobyte.
+        traceback: of user code; its beginning is cut if it is longer than the record.
+        attempt, max_retries: the number of this attempt, and how many more the task may have had.
+        retried: whether another attempt followed.
+        mended: whether a later attempt succeeded.
+        signal: that ended the process; 0: none.
+        pid: of the process that ran it.
+        node: the name of the other node that ran it; "": this one.
+    """
+
+    number: int
+    time: float
+    task_id: str
+    name: str
+    actor: int | None
+    type: str
+    message: str
+    traceback: str
+    attempt: int
+    max_retries: int
+    retried: bool
+    mended: bool
+    signal: int
+    pid: int
+    node: str
+
+
+def counts(store: Store, *, tasks: bool = True, objects: bool = True) -> Counts:
+    """Count the records of a node's tables: one pass over each.
+
+    Args:
+        store: any process's attachment.
+        tasks, objects: whether to make the pass over this table. A pass over a million records takes about 10 ms.
+    """
+    from fastrt._core.tasks.tasks import queued
+
+    client, names = store.client, Names(store)
+    actors: dict[str, int] = {}
+    for row in listing.actor_states(store):
+        actors[row] = actors.get(row, 0) + 1
+    found = _count_tasks(store, names) if tasks else []
+    sums = pages.count_objects(client, bytes(_type_classes())) if objects else []
+    return Counts(
+        sorted((TaskCount(name, states) for name, states in found), key=lambda one: (-one.total, one.name)),
+        [
+            ObjectCount(_object_state(state), _WHATS[what], _TYPE_NAMES[kind], count, nbytes)
+            for state, what, kind, count, nbytes in sums
+        ],
+        actors,
+        queued(client),
+    )
+
+
+def page(
+    store: Store, kind: str, filters: Mapping[str, Any] | None = None, after: int | None = None, limit: int = 100
+) -> Page:
+    """Read some rows of a table, ordered by id.
+
+    Args:
+        store: any process's attachment.
+        kind: "tasks", "actors", "objects" or "workers".
+        filters: values by column; text may have the wildcards * and ?, and matches numbers, too.
+        after: `next` of the page before; None: from the beginning.
+        limit: the largest number of rows; 0: all.
+    Raises:
+        ValueError: there is no such table or column, or the limit is negative.
+    """
+    if kind not in _PAGES:
+        raise ValueError(f"there is no table {kind!r}; there are: {', '.join(_PAGES)}")
+    if limit < 0:
+        raise ValueError(f"limit={limit}: a page has 0 or more rows")
+    wanted = dict(filters or {})
+    check_columns(kind, wanted)
+    return _PAGES[kind](store, wanted, after or 0, limit)
+
+
+def task(store: Store, task_id: str) -> TaskView | None:
+    """Look at one task.
+
+    Args:
+        store: any process's attachment.
+        task_id: as in the rows of `list_tasks`.
+    Returns:
+        None if it has ended, or never was.
+    Raises:
+        ValueError: the id is not a hexadecimal number.
+    """
+    client, number = store.client, _number(task_id)
+    if number is None:
+        raise ValueError(f"a task's id has 16 hexadecimal digits, not {task_id!r}")
+    rows, _, _ = pages.page_tasks(client, id=number, limit=1) if number else ([], 0, 0)
+    if not rows:
+        return None
+    names, pids = Names(store), listing.pids_of(store)
+    nbytes, objects = inspect.dependencies(client, rows[0]["task"])
+    makers = {objref: inspect.task(client, maker - 1) if maker else None for objref, _, _, _, maker in objects}
+    arguments = [
+        Argument(
+            f"{objref:016x}", state, 0 if state == "pending" else size,
+            f"{maker['id']:016x}" if (maker := _maker(makers[objref], objref)) else "",
+        )
+        for objref, _, state, size, _ in objects
+    ]  # fmt: skip
+    chain: list[Row] = []
+    last = rows[0]
+    while last["waits_for"] is not None and len(chain) < CHAIN_MAX:
+        found = [maker for objref, *_, maker in inspect.dependencies(client, last["task"])[1]
+                 if objref == last["waits_for"] and maker]  # fmt: skip
+        following = _maker(inspect.task(client, found[0] - 1) if found else None, last["waits_for"])
+        if following is None:
+            break
+        last = following
+        chain.append(listing.task_row(last, names, pids))
+    row = listing.task_row(rows[0], names, pids)
+    workers = page(store, "workers", {"pid": row["pid"]}).rows if row["pid"] is not None else []
+    return TaskView(row, nbytes, arguments, chain, workers[0] if workers else None)
+
+
+def outcomes(store: Store) -> list[Outcome]:
+    """Count the tasks that have ended on this node by function and outcome, the most first."""
+    return []
+
+
+def failures(store: Store, *, after: int | None = None, limit: int = 100) -> list[Failure]:
+    """Read the failures that the session keeps: the last 1,000.
+
+    Args:
+        store: any process's attachment.
+        after: only failures of a larger number; None: the newest ones.
+        limit: the largest number of failures; 0: all.
+    Returns:
+        The failures, oldest first.
+    """
+    return []
+
+
+def check_columns(kind: str, filters: Mapping[str, Any]) -> None:
+    """Check that a table has the columns of the filters, also when it has no rows.
+
+    Raises:
+        ValueError: a filter names no column.
+    """
+    for name in filters:
+        if name not in listing.COLUMNS[kind]:
+            there = ", ".join(listing.COLUMNS[kind])
+            raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether a value matches a filter; a list does if one of its members does."""
+    if isinstance(value, list):
+        return any(fits(one, wanted) for one in value)
+    if isinstance(wanted, str):
+        return fnmatch.fnmatchcase("" if value is None else str(value), wanted)
+    return bool(value == wanted)
+
+
+def _maker(row: Row | None, objref: int) -> Row | None:
+    """The row of a task if it still makes the object."""
+    return row if row is not None and objref in row["returns"] else None
+
+
+def _number(text: Any) -> int | None:
+    """The number that an id of 16 hexadecimal digits, or fewer, stands for."""
+    try:
+        return int(text, 16) if isinstance(text, str) and len(text) <= 16 else None
+    except ValueError:
+        return None
+
+
+def _count_tasks(store: Store, names: Names) -> Iterator[tuple[str, dict[str, int]]]:
+    for objref, number, actor, states in pages.count_tasks(store.client)[0]:
+        name = "other" if objref is None else names.of_function(objref, number, actor)
+        yield name, {word: states[state] for state, word in inspect.TASK_STATES.items() if states[state]}
+
+
+# ---- filters: what the core can decide, and the rest, which sees the rows ----
+
+
+def _states(words: Mapping[int, str], wanted: Any) -> int:
+    return sum(1 << state for state, word in words.items() if fits(word, wanted))
+
+
+def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+    names, pids = Names(store), listing.pids_of(store)
+    core: dict[str, Any] = {}
+    if "state" in wanted:
+        core["states"] = _states(inspect.TASK_STATES, wanted.pop("state"))
+    if "name" in wanted:
+        core["functions"] = _functions_named(store, names, wanted.pop("name"))
+    if "task_id" in wanted and (number := _number(wanted["task_id"])):
+        core["id"] = number
+        del wanted["task_id"]
+    for column, argument in (("actor", "actor"), ("attempt", "attempts")):
+        if column in wanted and (number := _small(wanted[column])) is not None:
+            core[argument] = number
+            del wanted[column]
+    if isinstance(wanted.get("cancelled"), bool) or wanted.get("cancelled") in ("True", "False"):
+        core["cancelled"] = wanted.pop("cancelled") in (True, "True")
+    if not _pid(wanted, "pid", pids, core, "client_index"):
+        return Page([], None, 0)
+
+    def read(after: int, limit: int) -> tuple[list[Row], int, int]:
+        rows, total, following = pages.page_tasks(store.client, after=after, limit=limit, **core)
+        return [listing.task_row(row, names, pids) for row in rows], total, following
+
+    return _read(read, wanted, after, limit)
+
+
+def _functions_named(store: Store, names: Names, wanted: Any) -> list[tuple[int, int, bool]]:
+    """The functions and methods of unfinished tasks that have a name."""
+    return [
+        (objref, number, actor is not None)
+        for objref, number, actor, _ in pages.count_tasks(store.client)[0]
+        if objref is not None and fits(names.of_function(objref, number, actor), wanted)
+    ]
+
+
+def _small(wanted: Any) -> int | None:
+    """The number that a filter wants; None if it is not one."""
+    if isinstance(wanted, str) and wanted.isdecimal():
+        wanted = int(wanted)
+    return wanted if type(wanted) is int and 0 <= wanted < 1 << 30 else None
+
+
+def _pid(
+    wanted: dict[str, Any], column: str, pids: Mapping[int | None, int], core: dict[str, Any], argument: str
+) -> bool:
+    """Let the core filter by a process; False if no process of the session fits."""
+    if column not in wanted or wanted[column] is None or wanted[column] == "":
+        return True
+    indexes = [index for index, pid in pids.items() if fits(pid, wanted[column])]
+    if len(indexes) == 1:
+        core[argument] = indexes[0]
+        del wanted[column]
+    return bool(indexes)
+
+
+def _objects(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+    names, pids, lines = Names(store), listing.pids_of(store), call_sites.read(store.socket_path)
+    core: dict[str, Any] = {}
+    if "state" in wanted:
+        state = wanted.pop("state")
+        core["states"], core["remote"] = _states(inspect.OBJECT_STATES, state), fits("remote", state)
+    if "type" in wanted:
+        kind = wanted.pop("type")
+        fitting = [fits(name, kind) for name in _TYPE_NAMES]
+        core["kinds"] = bytes([fits("", kind), *(fitting[number] for number in _type_classes())])
+    if "what" in wanted:
+        what = wanted.pop("what")
+        core["whats"] = [n for n, word in _WHATS.items() if n != pages.FUNCTION and fits(word, what)]
+        core["functions"] = [i for i, name in names.by_index.items() if fits(f"function {name}", what)]
+    if "object_id" in wanted and (number := _number(wanted["object_id"])):
+        core["objref"] = number
+        del wanted["object_id"]
+    if isinstance(wanted.get("error"), bool) or wanted.get("error") in ("True", "False"):
+        core["error"] = wanted.pop("error") in (True, "True")
+    for column, argument in (("refs", "holder"), ("pins", "pinner")):
+        if not _pid(wanted, column, pids, core, argument):
+            return Page([], None, 0)
+
+    def read(after: int, limit: int) -> tuple[list[Row], int, int]:
+        rows, total, following = pages.page_objects(store.client, after=after, limit=limit, **core)
+        return [listing.object_row(row, names, pids, lines) for row in rows], total, following
+
+    return _read(read, wanted, after, limit)
+
+
+def _read(
+    read: Callable[[int, int], tuple[list[Row], int, int]], rest: Mapping[str, Any], after: int, limit: int
+) -> Page:
+    """Read a page through the core; filters that it does not know see the rows, a part of the table at a time.
+
+    Args:
+        read: gives rows after a number, the total and the number to go on after.
+        rest: filters that the core does not know.
+        after, limit: as for `page`.
+    """
+    found: list[Row] = []
+    total: int | None = None
+    while True:
+        most = pages.ROWS_MAX if not limit else _PASS_ROWS if rest else min(limit - len(found), pages.ROWS_MAX)
+        rows, matching, following = read(after, most)
+        total = matching if total is None else total
+        for row in rows:
+            if all(fits(row[name], wanted) for name, wanted in rest.items()):
+                found.append(row)
+                if limit and len(found) == limit and rest:
+                    return Page(found, _id_of(row), None)
+        if not following:
+            return Page(found, None, len(found) if rest and not after else None if rest else total)
+        after = following
+        if limit and len(found) >= limit:
+            return Page(found, after, total)
+
+
+def _id_of(row: Row) -> int:
+    return int(row.get("task_id") or row["object_id"], 16)
+
+
+def _short_table(rows: Callable[[Store], list[Row]]) -> Callable[[Store, dict[str, Any], int, int], Page]:
+    """Pages of a table of thousands of rows at most: all are made, and the number of a row is its place."""
+
+    def read(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+        found = [row for row in rows(store) if all(fits(row[name], value) for name, value in wanted.items())]
+        end = after + limit if limit else len(found)
+        return Page(found[after:end], end if end < len(found) else None, len(found))
+
+    return read
+
+
+_PAGES: dict[str, Callable[[Store, dict[str, Any], int, int], Page]] = {
+    "tasks": _tasks, "actors": _short_table(listing.actors), "objects": _objects,
+    "workers": _short_table(listing.workers),
+}  # fmt: skip
+
+
+def _object_state(state: int) -> str:
+    return "remote" if state == _REMOTE_STATE else inspect.OBJECT_STATES.get(state, "?")
+
+
+_TYPE_NAMES = ["", *dict.fromkeys([*(listing.type_name(kind) for kind in range(32)), "lost", "pickled"])]
+
+
+def _type_classes() -> list[int]:
+    """The place in _TYPE_NAMES of each encoding."""
+    few = max(256, spill.KIND_LOST + 1)
+    return [_TYPE_NAMES.index(listing.type_name(kind)) for kind in range(few)] + [_TYPE_NAMES.index("pickled")] * (
+        _KINDS - few
+    )
