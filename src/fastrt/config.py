@@ -30,6 +30,7 @@ _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _URL_BYTES_MAX = 1000
 STORE_BYTES_MIN = 16 << 20
+LOG_BYTES_MIN = 1 << 20
 _POPULATE_BYTES = 5 << 29  # 2.5 GiB
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
@@ -86,6 +87,11 @@ class Config:
         library_threads: threads that BLAS, OpenMP and torch use in a worker; 0: as many as the task has CPUs. If the
             program sets OMP_NUM_THREADS, that value is used.
         log_to_driver: whether the driver prints the output of workers.
+        log_rate: bytes a second of workers' output that this node's drivers print, four seconds' worth at once; lines
+            beyond it are counted, and are only in the log files. 0: no limit.
+        log_fold: whether equal lines that several processes print, or one process again and again, are printed once,
+            with their number.
+        log_bytes: bytes of the session's log files, for `fastrt logs`; the oldest lines make room. 0: no log files.
         trace: whether processes record their events from the start, for `fastrt timeline`.
         record_call_sites: whether each object records the line that created it, for `fastrt memory`.
         advice: whether fastrt warns about known causes of slow programs.
@@ -115,6 +121,9 @@ class Config:
     spin_us: int
     library_threads: int
     log_to_driver: bool
+    log_rate: int
+    log_fold: bool
+    log_bytes: int
     trace: bool
     record_call_sites: bool
     advice: bool
@@ -453,6 +462,13 @@ def _size_from(low: int) -> Callable[[str, Any], int]:
     return read
 
 
+def _log_bytes(source: str, value: Any) -> int:
+    size = _size_from(0)(source, value)
+    if 0 < size < LOG_BYTES_MIN:
+        raise _refuse(source, value, f"must be 0 or at least {LOG_BYTES_MIN}")
+    return size
+
+
 def _flag(source: str, value: Any) -> bool:
     if isinstance(value, str):
         value = _WORDS.get(value.strip().lower(), value)
@@ -526,6 +542,9 @@ _SETTINGS: Mapping[str, _Setting] = {
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),
     "log_to_driver": _Setting(_flag, lambda: True),
+    "log_rate": _Setting(_size_from(0), lambda: 4 << 20),
+    "log_fold": _Setting(_flag, lambda: True),
+    "log_bytes": _Setting(_log_bytes, lambda: 64 << 20),
     "trace": _Setting(_flag, lambda: False),
     "record_call_sites": _Setting(_flag, lambda: False),
     "advice": _Setting(_flag, lambda: True),

@@ -518,6 +518,37 @@ def test_a_token_file_of_another_user_is_refused(shared: Path) -> None:
         read_token(shared / "token")
 
 
+def test_another_user_reads_no_log_file_and_a_squatted_log_folder_is_not_written_to(mine: Path) -> None:
+    @fastrt.remote
+    def speak() -> None:
+        sys.stdout.write("a secret\n")
+
+    with fastrt.init(1, "64MiB", runtime_dir=mine / "rt", spill_dir=mine / "spill", log_to_driver=False):
+        fastrt.get(speak.remote())
+    (file,) = (mine / "rt" / "logs").glob("*/*.log")
+    assert b"a secret" in file.read_bytes()
+
+    def tries(path: str) -> list[str]:
+        got = []
+        for look in (lambda: os.listdir(os.path.dirname(path)), lambda: Path(path).read_bytes()):
+            try:
+                got.append(repr(look()))
+            except OSError as exc:
+                got.append(errno.errorcode[exc.errno or 0])
+        return got
+
+    assert attacker(tries, str(file)) == ["EACCES", "EACCES"]
+    shutil.rmtree(mine / "rt" / "logs")
+    (mine / "rt" / "logs").mkdir(0o777)
+    (mine / "rt" / "logs").chmod(0o777)
+    os.chown(mine / "rt" / "logs", ATTACKER, ATTACKER)
+    with fastrt.init(1, "64MiB", runtime_dir=mine / "rt", spill_dir=mine / "spill", log_to_driver=False):
+        fastrt.get(speak.remote())
+    assert list((mine / "rt" / "logs").iterdir()) == []
+    result = CliRunner().invoke(main, ["logs"], env={"FASTRT_RUNTIME_DIR": str(mine / "rt")})
+    assert (result.exit_code, "belongs to uid" in result.output) == (1, True)
+
+
 def test_no_object_that_holds_a_secret_shows_it() -> None:
     found = []
     for info in pkgutil.walk_packages(fastrt.__path__, "fastrt."):

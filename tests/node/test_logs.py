@@ -9,7 +9,7 @@ import pytest
 from fastrt.node.logs import FORWARD_BYTES_A_SECOND, UNFINISHED_S, Forwarding, LogPipe, Meter, Printed
 from fastrt.store.join import Link
 from fastrt.store.messages import BYTES_MAX, Log, write_message
-from fastrt.tasks.marks import mark
+from fastrt.tasks.marks import Source, mark
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_bytes_that_are_no_text_are_marked(pipe):
     "data", [b"\n" * 300_000, b"\0" * 300_000, b"\0\n" * 150_000, b"\xff" * 300_000, b"x" * 300_000]
 )
 def test_no_message_is_too_long_for_the_connection(pipe, data):
-    pipe[0]._take(mark(1, "\u6f22" * 100))
+    pipe[0]._take(mark(Source(1, "\u6f22" * 100)))
     feed(pipe, data)
     assert max(len(write_message(Log(one.text(), True, False))) for one in pipe[2]) < BYTES_MAX
 
@@ -72,14 +72,20 @@ def test_drain_passes_on_what_is_left_and_closes(pipe):
 
 
 def test_line_has_the_name_that_its_mark_says_also_where_a_read_ends_in_the_mark(pipe):
-    data = b"before\n" + mark(0x10002, "work") + b"one\nhalf" + mark(0x20003, "other") + b"two\n"
+    data = (
+        b"before\n"
+        + mark(Source(0x10002, "work", 7, 8))
+        + b"one\nhalf"
+        + mark(Source(0x20003, "other", 0, 0, "a b"))
+        + b"two\n"
+    )
     wanted = "(pid=4194304) before\n(work pid=4194304) one\n(work pid=4194304) half\n(other pid=4194304) two\n"
     for cut in range(1, len(data)):
         pipe[2].clear()
-        pipe[0]._job, pipe[0]._name = 0, ""
+        pipe[0]._source = Source()
         feed(pipe, data[:cut])
         assert feed(pipe, data[cut:]) == wanted
-        assert [printed.job for printed in pipe[2]] == [0, 0x10002, 0x10002, 0x20003]
+        assert [printed.source.job for printed in pipe[2]] == [0, 0x10002, 0x10002, 0x20003]
 
 
 def test_unfinished_line_is_passed_on_after_a_moment_and_its_end_later(pipe):
@@ -105,7 +111,7 @@ def test_progress_bar_is_passed_on_as_updates_of_its_newest_state(pipe):
         (["12%"], True), (["22%"], True), (["32%"], True),
     ]  # fmt: skip
     feed(pipe, b"\r100%\n")
-    assert emitted[-1] == Printed(["100%"], True, "pid=4194304", 0, False)
+    assert emitted[-1] == Printed(["100%"], True, Source(), 4194304, False)
 
 
 def test_flood_is_cut_at_the_rate_with_a_count():
@@ -124,7 +130,7 @@ def test_flood_is_cut_at_the_rate_with_a_count():
 def test_forwarding_sends_a_flood_up_to_the_limit_and_then_the_count():
     ours, theirs = (Link(sock) for sock in socket.socketpair())
     forwarding = Forwarding()
-    printed = Printed(["x" * 999] * 100, False, "work pid=7", 5)
+    printed = Printed(["x" * 999] * 100, False, Source(5, "work"), 7)
     sent = 0
     for _ in range(100):
         forwarding.forward(printed, ours)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory import arena
-from fastrt._core.memory.clients import KIND_DAEMON, Client, admit, table, want_workers
+from fastrt._core.memory.clients import KIND_DAEMON, KIND_DRIVER, Client, admit, table, want_workers
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, remote, spill
 from fastrt._core.tasks import tasks
@@ -136,8 +136,8 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._members = Members(self._segment, self._selector, config.log_to_driver)
         self._output = Output(
-            self._selector, self._members, config.log_to_driver, lambda: self._admission.uplink
-        )  # fmt: skip
+            self._selector, self._members, config, lambda: self._admission.uplink, self._segment.session, self._about
+        )
         self._admission = Admission(
             self._store(), config.num_workers, config.resources if config.num_workers else {}, config.labels, cluster,
             self._runs_tasks, self._is_blocked, self._want_actors, self._output.log,
@@ -177,6 +177,11 @@ class Daemon:
         store = Store(self._client, 0.0)
         store.socket_path = self.socket_path
         return store
+
+    def _about(self) -> dict[str, str]:
+        """Describe the session, for those who read its log files later."""
+        drivers = [row["name"] for row in table(self._segment) if row["kind"] == KIND_DRIVER]
+        return {"node": self._admission.placing.name or socket.gethostname(), "program": drivers[0] if drivers else ""}
 
     def _handler_table(self) -> dict[type[Message], Callable[[Link, Any], None]]:
         """The method for each message that a process of the session may send."""
@@ -377,6 +382,8 @@ class Daemon:
         """End a driver's tasks. Its process keeps its slot, for views that it still reads and to join again."""
         member = self._members.leaver(link.peer()[0])
         if member is not None:
+            if member.logs:
+                self._output.pass_on_rest()
             try:
                 self._janitor.end_job(member.index, member.pid)
             except LockStuck as exc:

@@ -1,7 +1,8 @@
 """Forwards output of workers: to the drivers of this node, and by the uplink to other nodes.
 
-Output is never dropped between a worker and a driver of one node: when a driver reads too slowly, the pipes of the
-workers are not read, and a worker that prints waits. Output from other nodes is dropped then, and counted.
+Every line goes to the log files first (`log_files`). For drivers repeated lines are folded (`folding`), and a flood is
+cut at `log_rate` with a count. When a driver reads too slowly, the pipes of the workers are not read, and a worker that
+prints waits. Output from other nodes is dropped then, and counted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import selectors
 import time
 from collections.abc import Callable
 
-from fastrt.node.logs import Forwarding, LogPipe, Printed
+from fastrt.config import Config
+from fastrt.node.folding import Folding
+from fastrt.node.log_files import LogFiles
+from fastrt.node.logs import Forwarding, LogPipe, Meter, Peek, Printed
 from fastrt.node.members import Members
 from fastrt.store.join import Link
 from fastrt.store.messages import Log, Message, ReadsOutput, RemoteOutput
@@ -25,24 +29,31 @@ class Output:
     Args:
         selector: watches the pipes.
         members: the session's processes; their `logs` says what each reads.
-        log_to_driver: whether output may go to drivers of other nodes.
+        config: the settings `log_...`.
         uplink: returns the connection to this node's uplink; None while there is none.
+        session, about: for `LogFiles`.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         members: Members,
-        log_to_driver: bool,
+        config: Config,
         uplink: Callable[[], Link | None],
+        session: str,
+        about: Callable[[], dict[str, str]],
     ) -> None:
         self._selector = selector
         self._members = members
-        self._log_to_driver = log_to_driver
+        self._log_to_driver = config.log_to_driver
         self._uplink = uplink
+        self._peek = Peek()
         self._unclaimed: list[LogPipe] = []  # of processes that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
+        self._files = LogFiles(config.runtime_dir, session, config.log_bytes, about, self.log)
+        self._folding = Folding() if config.log_fold else None
+        self._meter = Meter(config.log_rate) if config.log_rate else None
         self._forwarding = Forwarding()
         self._left_out = 0  # lines from other nodes, while a driver was far behind
         self._reported: tuple[Link, bool] | None = None  # the uplink, and whether it knows of a reader
@@ -56,7 +67,8 @@ class Output:
 
     def add(self, out: int, err: int) -> None:
         """Keep the pipes of a process that the zygote was ordered to fork."""
-        self._unclaimed += [LogPipe(out, False, self._on_output), LogPipe(err, True, self._on_output)]
+        for fd, is_error in ((out, False), (err, True)):
+            self._unclaimed.append(LogPipe(fd, is_error, self._on_output, self._peek))
 
     def claim(self, pid: int) -> None:
         """Read the pipes of the oldest process that had no pid yet."""
@@ -87,12 +99,23 @@ class Output:
             elif pipe.fd in self._selector.get_map():
                 self._selector.unregister(pipe)
             pipe.drain()
+        if self._folding is not None:
+            self._folding.forget(pid)
 
     def drain(self) -> None:
-        """Read the rest of all pipes."""
+        """Read the rest of all pipes, and pass on the lines that were held back."""
         for pipes in [*self._pipes.values(), self._unclaimed]:
             for pipe in pipes:
                 pipe.drain()
+        self.pass_on_rest()
+        self._files.close()
+        self._peek.close()
+
+    def pass_on_rest(self) -> None:
+        """Pass on folded lines, and the count of those that were left out: a driver is about to leave."""
+        for folded in self._folding.rest() if self._folding is not None else ():
+            self._pass_on(folded)
+        self._report_cut()
 
     def _on_readable(self, pipe: LogPipe) -> None:
         if self._drivers_lag():
@@ -135,6 +158,10 @@ class Output:
             for pipe in pipes:
                 if pipe.has_rest and pipe not in self._muted:
                     pipe.pass_on_unfinished(now)
+        for folded in self._folding.due() if self._folding is not None else ():
+            self._pass_on(folded)
+        if self._meter is not None and self._meter.is_ready:
+            self._report_cut()
         self._forwarding.tend(uplink)
         if self._left_out and not self._drivers_lag():
             self.log(f"fastrt: {self._left_out} lines from other nodes were left out: this program read too slowly\n")
@@ -145,11 +172,22 @@ class Output:
             uplink.post(ReadsOutput(reads))
 
     def _on_output(self, printed: Printed) -> None:
+        """Write output of a worker to the log files, and pass on the lines that are not folded."""
+        self._files.write(printed)
+        for shown in (printed,) if self._folding is None else self._folding.take(printed):
+            self._pass_on(shown)
+
+    def _pass_on(self, printed: Printed) -> None:
         """Print output of a worker at the drivers here, and forward it if its task may come from another node."""
-        self.log(printed.text(), printed.is_error, printed.is_update)
-        owner = self._members.by_index((printed.job & 0xFFFF) - 1)
+        if self._meter is None or not self._readers() or self._meter.passes(printed.lines):
+            self.log(printed.text(), printed.is_error, printed.is_update)
+        owner = self._members.by_index((printed.source.job & 0xFFFF) - 1)
         if self._log_to_driver and (owner is None or owner.kind != "driver"):
             self._forwarding.forward(printed, self._uplink())
+
+    def _report_cut(self) -> None:
+        if self._meter is not None and self._meter.cut:
+            self.log(f"fastrt: {self._meter.note()}; `fastrt logs` shows them\n")
 
     def _readers(self, *which: str) -> list[Link]:
         which = which or ("node", "all")

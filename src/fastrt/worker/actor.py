@@ -26,8 +26,10 @@ from fastrt.errors import ActorDiedError, format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks import namespaces
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.exit_actor import ActorLeaves
+from fastrt.tasks.marks import Source
 from fastrt.tasks.method import MethodPlan, bound_method
 from fastrt.worker import environments
 from fastrt.worker.concurrent import Coroutines, Threads
@@ -71,7 +73,7 @@ class ActorWorker(Worker):
         self._coroutines: Coroutines | None = None
         self._instance: Any = None
         self.plan: ActorPlan
-        self._name = ""  # of its class, once its plan is loaded
+        self._name = self._actor_name = ""  # of its class, and its own, once its plan is loaded
         self._methods: list[Any] = []
 
     def stop_ordered(self) -> bool:
@@ -175,6 +177,7 @@ class ActorWorker(Worker):
         core.begin_path(self._client, about["object"][0])  # path of the tasks that it submits outside of calls
         self.plan = self._store.load(ref)
         self._name = self.plan.name
+        self._actor_name = namespaces.split(about["name"])[1] or str(self.actor)
 
     def _build(self) -> None:
         assert self.plan.cls is not None
@@ -259,9 +262,13 @@ class ActorWorker(Worker):
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
 
-    def source_here(self) -> tuple[int, str]:
-        """Return the job of the call that was taken last, and the name of the actor's class, for its output."""
-        return self._client.job, self._name
+    def source_here(self) -> Source:
+        """Return this actor and the call that runs on this thread, for its output."""
+        task = self._store.task_here()
+        if task is None:
+            return Source(self._client.job, self._name, 0, 0, self._actor_name)
+        info = core.info(self._client, task)
+        return Source(info["job"], self._name, info["id"], info["path"], self._actor_name)
 
     def name_of(self, task: int) -> str:
         """Return a call's name for messages."""

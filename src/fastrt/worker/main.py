@@ -26,6 +26,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
+from fastrt.tasks.marks import Source
 from fastrt.worker.alarms import Clock
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.environments import Environments
@@ -225,10 +226,13 @@ class Worker:
         stack = self._runner.stack
         return bool(stack) and stack[-1] == task
 
-    def source_here(self) -> tuple[int, str]:
-        """Return the job and the name of the task that runs here, for its output."""
+    def source_here(self) -> Source:
+        """Return the task that runs here, for its output."""
         stack = self._runner.stack
-        return self._client.job, self.name_of(stack[-1]) if stack else ""
+        if not stack:
+            return Source(self._client.job)
+        info = core.info(self._client, stack[-1])
+        return Source(info["job"], self.name_of(stack[-1]), info["id"], info["path"])
 
     def name_of(self, task: int) -> str:
         """Return a task's name for messages."""

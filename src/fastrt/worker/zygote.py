@@ -43,7 +43,7 @@ from fastrt.store.messages import (
     read_message,
     write_message,
 )
-from fastrt.tasks.marks import mark
+from fastrt.tasks.marks import Source, mark
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MESSAGE_BYTES_MAX = 1 << 16
@@ -180,21 +180,24 @@ class Output(io.BufferedWriter):
 
     Attributes:
         pending: whether part of a line is left.
-        source: returns the job and the name of the task on this thread; a mark in the output shows where they change.
+        source: returns the task or actor on this thread; a mark in the output shows where it changes.
     """
 
     pending = False
-    source: Callable[[], tuple[int, str]] | None = None
-    _marked: tuple[int, str] = (0, "")
+    source: Callable[[], Source] | None = None
+    _marked = Source()
 
     def write(self, data: Any) -> int:
         """Append bytes, after a mark if another task wrote the last ones."""
         self.pending = True
         if self.source is not None:
-            source = self.source()
+            try:
+                source = self.source()
+            except Exception:  # in a forked child, or after the end of the session
+                source = self._marked
             if source != self._marked:
                 self._marked = source
-                super().write(mark(*source))
+                super().write(mark(source))
         return super().write(data)
 
     def flush(self) -> None:
