@@ -19,6 +19,7 @@ _COMMANDS = {
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
     "doctor": ("fastrt.cli.doctor:doctor", "Check whether fastrt can work on this machine."),
     "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
+    "logs": ("fastrt.cli.logs:logs", "Show what tasks and actors have printed."),
     "memory": ("fastrt.cli.memory:memory", "Show the store's memory by process and by line of code."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
     "protos": ("fastrt.cli.protos:protos", "Write the .proto files, for programs in other languages."),

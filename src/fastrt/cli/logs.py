@@ -1,0 +1,118 @@
+"""`fastrt logs`: what tasks and actors have printed, also after the program's end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from fastrt.cli.look import bytes_in_words, runtime_folder
+
+if TYPE_CHECKING:
+    from fastrt.node.log_files import LogFolder, LogLine
+
+_PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
+
+
+@click.command(short_help="Show what tasks and actors have printed.")
+@click.option("--task", default="", metavar="ID", help="Only of the task whose id begins with this.")
+@click.option("--actor", default="", metavar="NAME", help="Only of actors with this name, class or number.")
+@click.option("--worker", default=0, metavar="PID", help="Only of the process with this number.")
+@click.option("--node", default="", metavar="NAME", help="Of the last session of this node.")
+@click.option("--session", default="", help="Of the session whose name begins with this; see --sessions.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for further lines until the session ends.")
+@click.option("-n", "--tail", "count", type=click.IntRange(0), help="Only the last lines, so many.")
+@click.option("-t", "--time", "with_time", is_flag=True, help="Print the time of each line.")
+@click.option("--raw", is_flag=True, help="Print the lines without their prefix.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each line.")
+@click.option("--sessions", "lists", is_flag=True, help="List the sessions whose lines are kept.")
+def logs(
+    task: str, actor: str, worker: int, node: str, session: str, follow: bool, count: int | None, with_time: bool,
+    raw: bool, as_json: bool, lists: bool,
+) -> None:  # fmt: skip
+    """Show the lines of the session that printed last, oldest first. The lines of the last five sessions are kept.
+
+    An option with several filters shows the lines that match all of them. Lines of stderr go to stderr.
+    \f
+    Raises:
+        click.ClickException: no session has log files, or none fits.
+    """
+    from fastrt.observe import log_files
+
+    found = [
+        one
+        for one in _folders()
+        if one.session.startswith(session) and node in ("", one.node)
+    ]  # fmt: skip
+    if lists:
+        _show_sessions(found)
+        return
+    if not found:
+        raise click.ClickException(
+            f"no session has printed anything here{' that fits' if session or node else ''}; `fastrt logs --sessions` "
+            "lists those whose lines are kept"
+        )
+    folder, wanted = found[0], {"task": task.lower(), "actor": actor, "worker": worker}
+    try:
+        after = ""
+        if count is not None:
+            page = log_files.tail(folder.path, count, **wanted)  # type: ignore[arg-type]
+            _show(page.lines, with_time, raw, as_json)
+            after = page.after
+        while count is None:
+            page = log_files.read(folder.path, **wanted, after=after)  # type: ignore[arg-type]
+            _show(page.lines, with_time, raw, as_json)
+            after = page.after
+            if page.is_end:
+                break
+        for lines in log_files.follow(folder, **wanted, after=after) if follow else ():  # type: ignore[arg-type]
+            _show(lines, with_time, raw, as_json)
+    except BrokenPipeError:  # `fastrt logs | head`
+        sys.stderr.close()
+        sys.exit(_PIPE_CLOSED)
+
+
+def _folders() -> list[LogFolder]:
+    from fastrt.folders import UnsafeFolderError
+    from fastrt.observe import log_files
+
+    try:
+        return log_files.sessions(runtime_folder())
+    except UnsafeFolderError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _show(lines: Iterable[LogLine], with_time: bool, raw: bool, as_json: bool) -> None:
+    from fastrt.observe import log_files
+
+    for line in lines:
+        if as_json:
+            sys.stdout.write(json.dumps(log_files.as_row(line)) + "\n")
+            continue
+        stream, other = (sys.stderr, sys.stdout) if line.is_error else (sys.stdout, sys.stderr)
+        other.flush()  # in one terminal the lines keep their order
+        stream.write((line.text if raw else log_files.as_text(line, with_time)) + "\n")
+    sys.stdout.flush()
+
+
+def _show_sessions(found: list[LogFolder]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fastrt.cli.tables import table_console
+
+    table = Table(box=box.SIMPLE)
+    for name in ("session", "program", "node", "state", "first line", "last line", "bytes"):
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    for one in found:
+        at = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) for when in (one.started, one.written)]
+        state = "runs" if one.is_alive else "ended"
+        table.add_row(
+            one.session[:8], escape(one.program), escape(one.node), state, *at, bytes_in_words(one.nbytes)
+        )  # fmt: skip
+    table_console().print(table)
