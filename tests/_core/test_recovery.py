@@ -455,3 +455,39 @@ def test_janitor_takes_milliseconds_for_a_hundred_thousand_objects(make_node, re
     assert took_ms < 500
     assert fsck.usage(node.client)["objects"] == 100_000
     del held
+
+
+# ---- promises of values that a process fetches ----
+
+
+def test_promise_of_a_dead_process_goes_to_the_next_one_with_its_source_and_its_cancellation(node, client):
+    old, new = node.peer(), node.peer()
+    old.run("task, ref = tasks.promise(client, b'node 7')\nother, _ = tasks.promise(client)")
+    old.run("made = tasks.promises(client)")
+    task, objref, index = (old.run(name) for name in ("task", "ref.objref", "ref.index"))
+    assert old.run("[(one[0], one[1].objref, one[2].decode()) for one in made]") == [[task, objref, "node 7"]]
+    ref = handles.acquire(client, objref, index)
+    found = node.bury(old)
+    assert len(found["ending"]) == 2
+    assert tasks.arguments(client, task, True)[1] == b"node 7"
+    assert tasks.cancel(client, ref, force=True) == ("done", 0, 0)
+    assert not tasks.hand_over(client, task, old.index)
+    assert tasks.hand_over(client, task, new.index)
+    assert state(client, task) == RUNNING
+    assert not handles.is_ready(client, ref)
+    assert new.run("[(one[0], one[2].decode()) for one in tasks.promises(client)]") == [[task, "node 7"]]
+    assert new.run(f"tasks.cancel_terms(client, {task})") == [True, False]
+    new.run(f"tasks.finish_scalar(client, {task}, 5)")
+    assert handles.read_scalar(client, ref, None) == 5
+    node.end([one for one in found["ending"] if one != task])
+
+
+def test_promise_that_was_passed_to_a_process_is_found_again_when_that_one_dies(node, client):
+    old, new = node.peer(), node.peer()
+    task = old.run("tasks.promise(client, b'node 7')[0]")
+    node.bury(old)
+    assert tasks.hand_over(client, task, new.index)
+    assert node.bury(new)["ending"] == [task]
+    with pytest.raises(ValueError, match="a source of 65 bytes"):
+        tasks.promise(client, b"x" * 65)
+    node.end([task])

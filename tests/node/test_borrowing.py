@@ -29,6 +29,18 @@ def test_import_arrives_once_and_says_how_often_it_was_named():
         one.give_up(7)
 
 
+def test_import_whose_stream_ends_is_claimed_and_counts_its_names_from_one():
+    one = Imported()
+    one.named = 3
+    one.detach(7)
+    one.claim(7)
+    assert (one.is_waiting, one.named) == (True, 1)
+    one.detach(7)
+    one.lose(7)
+    with pytest.raises(IllegalMoveError, match=r"DETACHED -claim-> WAITING -detach-> DETACHED -lose-> LOST"):
+        one.claim(7)
+
+
 def test_ledger_counts_what_is_open_and_tells_whether_a_task_was_sealed():
     ledger = Ledger()
     first, second, third = (ledger.forward(task, None) for task in (10, 11, 12))

@@ -63,7 +63,7 @@ def _quiet() -> None:
 
 def _campaign(args: argparse.Namespace) -> int:
     began = time.perf_counter()
-    failed, tasks, messages, reads, known, count = 0, 0, 0, 0, 0, 0
+    failed, tasks, messages, reads, count = 0, 0, 0, 0, 0
     plans = (_plan(args, seed) for seed in _seeds(args))
     _quiet()  # a failed plan is made smaller in this process
     context = multiprocessing.get_context("fork")
@@ -73,7 +73,6 @@ def _campaign(args: argparse.Namespace) -> int:
             tasks += result.tasks
             messages += result.messages
             reads += result.reads
-            known += result.known
             if args.verbose:
                 sys.stdout.write("\n".join([*result.log, *result.faults, ""]))
             if result.violations:
@@ -88,8 +87,7 @@ def _campaign(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began
     sys.stdout.write(
         f"simulated {count} seeds in {seconds:.0f} s ({args.jobs} processes): {tasks:,} runs of tasks, "
-        f"{reads:,} reads, {messages:,} messages ({messages / max(1, tasks):.1f} a task), "
-        f"{known} references lost with an uplink; {failed} seeds failed\n"
+        f"{reads:,} reads, {messages:,} messages ({messages / max(1, tasks):.1f} a task); {failed} seeds failed\n"
     )
     return failed > 0
 

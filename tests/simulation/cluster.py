@@ -91,7 +91,7 @@ class Cluster:
         self.lost: list[Node] = []
         self._port = 20_000
         self.head: Process | None = None
-        self.reads = self.known = 0
+        self.reads = 0
         self.faults: list[str] = []
         self.drivers: list[Any] = []
 
@@ -121,11 +121,6 @@ class Cluster:
         if self.may_lose and isinstance(exc, stated):
             return
         if self.may_lose and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
-            return
-        if isinstance(exc, ObjectLostError) and "which fetched it, ended" in str(exc):
-            self.known += (
-                1  # docs/cluster.md: an object of another node that did not exist yet when an uplink was killed
-            )
             return
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
 
@@ -436,7 +431,6 @@ class Result:
     tasks: int
     messages: int
     reads: int
-    known: int
     seconds: float
 
 
@@ -477,6 +471,5 @@ def run(plan: Plan, limit_s: int = 30) -> Result:
         sum(cluster.starts.values()),
         world.network.messages,
         cluster.reads,
-        cluster.known,
         time.perf_counter() - began,
     )

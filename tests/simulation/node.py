@@ -413,7 +413,7 @@ class Node:
         self.client = Client(self.segment, slot, gen)
         self.store = Store(self.client, 0.0)
         self.janitor = Janitor(self.store)
-        self.kept = KeptObjectTable(self.client)
+        self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
         self.members: dict[int, Member] = {}
         self.admission = SimAdmission(
             self.store, cpus, {}, {}, True, self._runs_here, lambda slot: False, lambda: None, self.world.say
@@ -441,6 +441,10 @@ class Node:
 
     def _runs_here(self, slot: int) -> bool:
         return slot in self.members and not isinstance(self.members[slot], UplinkMember)
+
+    def _slot_of(self, link: Any) -> int | None:
+        uplink = self.uplink
+        return uplink.slot if uplink.process.alive and uplink.lasting.to_uplink is link else None
 
     # ---- the daemon ----
 

@@ -21,6 +21,8 @@ HELD = "HELD"
 # States of an object of the peer that this node holds.
 WAITING = "WAITING"
 ARRIVED = "ARRIVED"
+DETACHED = "DETACHED"  # the stream has ended before the value came; the next one claims it
+LOST = "LOST"  # its node does not have it any more
 RELEASED = "RELEASED"  # of both
 
 
@@ -39,8 +41,10 @@ EXPORT = Transitions[str](
 IMPORT = Transitions[str](
     "imported object",
     {
-        WAITING: {"arrive": ARRIVED, "give_up": RELEASED},
+        WAITING: {"arrive": ARRIVED, "give_up": RELEASED, "detach": DETACHED},
         ARRIVED: {"give_up": RELEASED},
+        DETACHED: {"claim": WAITING, "give_up": RELEASED, "lose": LOST},
+        LOST: {},
         RELEASED: {},
     },
 )
@@ -125,3 +129,17 @@ class Imported:
         """Record that this node does not use the object; return how many namings the release message gives back."""
         IMPORT.move(self, "give_up", hex(objref))
         return self.named
+
+    def detach(self, objref: int) -> None:
+        """Record that the stream has ended before the value came."""
+        IMPORT.move(self, "detach", hex(objref))
+        self.named = 0
+
+    def claim(self, objref: int) -> None:
+        """Record that the peer has answered a claim: it has named the object once on this stream."""
+        IMPORT.move(self, "claim", hex(objref))
+        self.named = 1
+
+    def lose(self, objref: int) -> None:
+        """Record that the object's node does not have it any more."""
+        IMPORT.move(self, "lose", hex(objref))

@@ -158,7 +158,8 @@ class Values:
         is_known: whether the peer also has a native stream, and so understands offers.
         is_reachable: whether the peer's native stream can be reached; otherwise this node requests pieces.
         may_claim: whether the peer may claim objects on its next stream, after the end of this one.
-        on_keep: called with each such object whose value is offered for as long as the peer holds it.
+        on_keep: called with each object that must outlive this process: its value is offered for as long as the peer
+            holds it, or does not exist yet.
         on_release: called with its number when the peer has released it.
 
     Args:
@@ -239,10 +240,6 @@ class Values:
         """Withdraw the offer of a copy."""
         self._withdraw(number)
 
-    def kept(self) -> list[int]:
-        """Return the objects whose values are offered for as long as the peer holds them."""
-        return list(self._kept)
-
     def release(self, objref: int) -> None:
         """Withdraw the offers of an object that the peer does not hold any more."""
         numbers = self._kept.pop(objref, ())
@@ -252,8 +249,7 @@ class Values:
             if not named:
                 del self._named[number]
                 self._withdraw(number)
-        if numbers:
-            self.on_release(objref)
+        self.on_release(objref)
 
     def _withdraw(self, number: int) -> None:
         with contextlib.suppress(NotFoundError):  # a third node offers it

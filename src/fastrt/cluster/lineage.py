@@ -124,6 +124,7 @@ class Lineage:
 
     Attributes:
         wanted: numbers of the objects that rebuilds wait for, and how often each is waited for.
+        making: the tasks of the stand-ins whose values are made again.
         on_store: called with the stored form of a record, which another process must hold from now on.
         on_drop: called with the number of a stored form that need not be held any more.
     """
@@ -132,6 +133,7 @@ class Lineage:
         self._store = store
         self._values = values
         values.rebuild, values.on_shared = self.rebuild, self.names
+        values.promise, values.wait_for = self.stand_in, self.wait_for
         self._client = store.client
         self._waiter = waiter
         self._bytes_max = bytes_max
@@ -140,6 +142,7 @@ class Lineage:
         self._arguments: Counter[int] = Counter()  # of all records: how many of them keep each
         self._nbytes = 0
         self.wanted: Counter[int] = Counter()
+        self.making: set[int] = set()
         self.on_store: Callable[[ObjectRef], None] = lambda ref: None
         self.on_drop: Callable[[int], None] = lambda objref: None
 
@@ -283,9 +286,22 @@ class Lineage:
         if stored.ref is not None:
             self.on_drop(stored.ref.objref)
 
+    def find(self, objref: int) -> Origin | None:
+        """Return how an object of this node can be made again."""
+        for record, stored in self._records.items():
+            one, place = record(), stored.form.places.get(objref)
+            if one is not None and place is not None:
+                return Origin(one, *place)
+        return None
+
     def stand_in(self, task: int) -> StandInResult:
         """Return what seals a stand-in whose value has not arrived: the result of `task`."""
-        return StandInResult(self._store, self._values, task)
+        self.making.add(task)
+        return StandInResult(self._store, self._values, task, on_end=self.making.discard)
+
+    def wait_for(self, made: Made, source: ObjectRef) -> None:
+        """Use the value of another object of this node once it has one."""
+        self._watch(made, (), "", source)
 
     def result(self, task: int, place: int) -> StandInResult:
         """Return what seals one result of a task that this process has forwarded; the task does not end with it."""
@@ -350,19 +366,30 @@ class StandInResult:
         task: the task.
         place: which result.
         is_last: whether the task ends with it.
+        on_end: called with the task once it has ended.
     """
 
-    def __init__(self, store: Store, values: RemoteValues, task: int, place: int = 0, is_last: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        values: RemoteValues,
+        task: int,
+        place: int = 0,
+        is_last: bool = True,
+        on_end: Callable[[int], None] = lambda task: None,
+    ) -> None:
         self._store = store
         self._client = store.client
         self._values = values
         self._task = task
         self._place = place
         self._is_last = is_last
+        self._on_end = on_end
 
     def _finish(self) -> None:
         if self._is_last:
             core.finish(self._client, self._task)
+            self._on_end(self._task)
 
     def fail(self, error: FastrtError) -> None:
         """Use an error; it never fails because the store is full."""

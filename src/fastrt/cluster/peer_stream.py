@@ -290,6 +290,12 @@ class Exchange:
         if generators.is_stream(self._client, ref):
             self.streams.feed(ref)
             return
+        if not handles.is_ready(self._client, ref) and not actors.is_actor(self._client, ref):
+            self.traffic.hold(ref)
+        self.send_when_ready(ref)
+
+    def send_when_ready(self, ref: ObjectRef) -> None:
+        """Send the value of an object that the peer holds once it exists."""
         self.waiter.add(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
@@ -328,9 +334,10 @@ class Exchange:
             (frame.call, self.hosted_actors.on_call),
             (frame.ask, self.remote_actors.on_ask),
             (frame.answer, self.remote_actors.on_answer),
-            (frame.claim, self.traffic.on_claim),
+            (frame.claim, self.traffic.claims.on_claim),
+            (frame.named, self.traffic.claims.on_named),  # before the values that follow
             (frame.value, self.traffic.on_value),
-            (frame.unknown, self.traffic.on_unknown),
+            (frame.unknown, self.traffic.claims.on_unknown),
             (frame.where, self.traffic.on_where),
             (getattr(frame, "from"), self.traffic.on_from),
             (frame.copy, self.traffic.on_copy),

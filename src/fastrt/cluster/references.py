@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastrt._core.objects import handles, remote
-from fastrt._core.tasks import generators
+from fastrt._core.tasks import actors, generators
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.borrowing import ARRIVED, WAITING, Effect, Exports, Imported
 from fastrt.cluster.lineage import Origin
@@ -46,6 +46,17 @@ class StandIn(Imported):
     cancelled: tuple[bool, bool] | None = None  # (force, alone) of the last cancellation sent to the peer
 
 
+def to_source(node: str, objref: int) -> bytes:
+    """Return the text that names an object of a node in the arena, for a promise of its value."""
+    return f"{node} {objref:x}".encode()
+
+
+def from_source(source: bytes) -> tuple[str, int]:
+    """Return the node and the number of the object that `to_source` has named."""
+    node, _, objref = source.decode().partition(" ")
+    return node, int(objref, 16)
+
+
 class References:
     """The exports and the imports of one stream.
 
@@ -58,6 +69,7 @@ class References:
         on_held: called with the number and the bytes of each large object of this node whose value the peer also has,
             and with 0 bytes once the peer no longer has it.
         on_stream: called with the number of each generator's stream of the peer, and with the local stream.
+        node: the peer's session once stand-ins may outlive this stream; else empty.
     """
 
     def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
@@ -69,6 +81,7 @@ class References:
         self._peer_objrefs: dict[int, int] = {}  # stand-in's objref -> the objref on the peer
         self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
         self.on_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
+        self.node = ""
 
     def name(self, ref: ObjectRef) -> Any:
         """Return the message that names an object of this node to the peer."""
@@ -103,6 +116,15 @@ class References:
         self._held(ref)
         return True
 
+    def claimed(self, objref: int, standin: StandIn) -> bool:
+        """Use a stand-in of an earlier stream again; False if the peer's object has another one here already."""
+        if objref in self._imports:
+            return False
+        standin.claim(objref)
+        self._imports[objref] = standin
+        self._peer_objrefs[standin.ref.objref] = objref
+        return True
+
     def resolve(self, message: Any) -> ObjectRef:
         """Return the object that the peer has named: an object of this node, or the stand-in for one of the peer.
 
@@ -121,7 +143,8 @@ class References:
             if message.stream:
                 ref = generators.create(self._store.client, generators.ELSEWHERE)
             else:
-                task, ref = core.promise(self._store.client)
+                source = to_source(self.node, message.objref) if self.node else b""
+                task, ref = core.promise(self._store.client, source)
             state = ARRIVED if task is None else WAITING
             found = self._imports[message.objref] = StandIn(ref, task, state=state)
             self._peer_objrefs[ref.objref] = message.objref
@@ -175,6 +198,16 @@ class References:
         elif effect is Effect.DROP:
             self.on_held(objref, 0)
 
+    def claimable(self) -> list[ObjectRef]:
+        """Return the objects of this node that the peer may claim on its next stream: not actors and generators."""
+        refs = [self._exports.find(objref) for objref in self._exports]
+        client = self._store.client
+        return [
+            ref
+            for ref in refs
+            if ref is not None and not actors.is_actor(client, ref) and not generators.is_stream(client, ref)
+        ]
+
     @property
     def exported(self) -> set[int]:
         """Return the numbers of the objects of this node that the peer holds."""
@@ -221,9 +254,9 @@ class References:
         """Return whether this node holds objects of the peer."""
         return bool(self._imports)
 
-    def unfinished(self) -> list[StandIn]:
-        """Return the stand-ins that still wait for their values; used when the stream has ended."""
-        return [one for one in self._imports.values() if one.task is not None]
+    def unfinished(self) -> list[tuple[int, StandIn]]:
+        """Return the stand-ins that wait for their values, by the peer's objects; used when the stream has ended."""
+        return [(objref, one) for objref, one in self._imports.items() if one.task is not None]
 
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
         """Yield (objref, force, alone) for objects of the peer whose tasks were cancelled since the last call."""

@@ -6,9 +6,10 @@ the daemon asks the uplink, and the uplink fetches them straight from a node tha
 
 When the stream to a node ends, both nodes wait `CLAIM_S` for the next one. The node that keeps values holds them for so
 long (`Kept`), and the other one claims them on the next stream: so neither a cut network nor a killed uplink loses a
-value. A value is lost when its node leaves the cluster, does not come back in time, or does not know it any more. Then
-a copy in memory here becomes an ordinary value, and a value without a copy is made again by `lineage` or becomes an
-error.
+value. The same holds for objects that do not exist yet: their stand-ins outlive the uplink, and the next one gets them
+from the daemon (`node.kept`). An object is lost when its node leaves the cluster, does not come back in time, or does
+not know it any more. Then a copy in memory here becomes an ordinary value, and a value without a copy is made again by
+`lineage` or becomes an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.memory import arena
 from fastrt._core.objects import handles, remote, spill
 from fastrt.cluster.claims import Absence, Keeping
-from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
+from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
 from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.store.client import NO_ROOM, Store
 from fastrt.store.ref import ObjectRef
@@ -31,6 +32,7 @@ from fastrt.store.serialize import Serialized, serialize
 if TYPE_CHECKING:
     from fastrt.cluster.lineage import Origin
     from fastrt.cluster.peer_stream import Exchange
+    from fastrt.cluster.references import StandIn
 
 _NO_SOURCE = "an object of another node is lost: the process that knew where its value is was killed"
 
@@ -79,11 +81,19 @@ class Source:
 
 @dataclass
 class Unclaimed:
-    """A remote value whose stream has ended: its local object, how to make it again, and an object with its value."""
+    """An object of another node whose stream has ended.
+
+    Attributes:
+        ref: the local object.
+        origin: how to make its value again.
+        same_as: an object of this node with its value.
+        standin: its stand-in, if its value has not arrived; None: it is a remote value.
+    """
 
     ref: ObjectRef
     origin: Origin | None = None
     same_as: ObjectRef | None = None
+    standin: StandIn | None = None
 
 
 @dataclass
@@ -113,20 +123,24 @@ class RemoteValues:
         on_shared: called with the number of each object that shares another one's source, and that one's origin.
         is_ending: this node leaves the cluster: values that are lost from now on are not made again.
         is_named: returns whether another node holds an object of this node.
+        promise: returns what seals a stand-in, from its task.
+        wait_for: called with such a promise and the object whose value it gets once that exists.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._client = store.client
+        self._client = self.client = store.client
         self._sources: dict[int, Source] = {}
         self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, _Lost] = {}
         self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False)
-        self.rebuild: Callable[[Replacement, Origin | None, str], None] = _refuse
+        self.rebuild: Callable[[Any, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
         self.is_named: Callable[[int], bool] = lambda objref: False
+        self.promise: Callable[[int], Any] = _no_promise
+        self.wait_for: Callable[[Any, ObjectRef], None] = _no_promise
 
     def adopt(self) -> None:
         """Take over the values that an earlier uplink process of this node knew; they are claimed from their nodes."""
@@ -142,6 +156,23 @@ class RemoteValues:
             for values in absent.values.values():
                 for one in values:
                     one.origin = origins.get(one.ref.objref, one.origin)
+
+    def add_detached(self, node: str, number: int, standin: StandIn, why: str) -> None:
+        """Have a stand-in claimed from its node, because its stream has ended before its value came."""
+        unclaimed = Unclaimed(standin.ref, standin.origin, standin=standin)
+        self._absent_node(node, why).values.setdefault(number, []).append(unclaimed)
+
+    def promised(self) -> set[int]:
+        """Return the tasks of the stand-ins that wait for their nodes."""
+        values = (values for absent in self._absent.values() for values in absent.values.values())
+        return {one.standin.task or 0 for some in values for one in some if one.standin is not None}
+
+    def share(self, one: Unclaimed, ref: ObjectRef) -> None:
+        """Give a stand-in the value of another object of this node, once that has one."""
+        assert one.standin is not None
+        assert one.standin.task is not None
+        one.standin.lose(one.ref.objref)
+        self.wait_for(self.promise(one.standin.task), ref)
 
     def add(self, source: Source) -> None:
         """Record where a value is that was just sealed as a remote one."""
@@ -216,8 +247,14 @@ class RemoteValues:
             exchange: the stream.
             why: how the peer was lost.
         """
+        for number, standin in exchange.references.unfinished():
+            standin.detach(number)
+            if exchange.references.node:
+                self.add_detached(exchange.node, number, standin, why)
+            else:  # the nodes do not keep anything for each other
+                self._lose(Unclaimed(standin.ref, standin.origin, standin=standin), why)
         gone = [source for source in self._sources.values() if source.exchange is exchange]
-        if not gone:
+        if not gone and exchange.node not in self._absent:
             return
         absent = self._absent_node(exchange.node, why)
         for source in gone:
@@ -243,6 +280,9 @@ class RemoteValues:
             return []
         for number, values in list(absent.values.items()):
             used = [one for one in values if one.ref.objref in self._lost or self._is_used(one.ref)]
+            for one in values:
+                if one.standin is not None and one not in used:
+                    self._drop(one.standin, number)
             if used:
                 absent.values[number] = used
             else:
@@ -291,6 +331,10 @@ class RemoteValues:
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
         """Make lost values ordinary ones where there are copies, and have the others made again."""
+        for one in values:
+            if one.standin is not None:
+                self._lose(one, why)
+        values = [one for one in values if one.standin is None]
         missing: list[Unclaimed] = []
         here: list[Unclaimed] = []
         for one in values:
@@ -307,6 +351,23 @@ class RemoteValues:
                 replacement.copy_of(one.same_as)
             else:
                 self.rebuild(replacement, one.origin, why)
+
+    def _lose(self, one: Unclaimed, why: str) -> None:
+        """Have the value of a stand-in made again."""
+        assert one.standin is not None
+        assert one.standin.task is not None
+        one.standin.lose(one.ref.objref)
+        made = self.promise(one.standin.task)
+        if self.is_ending:
+            made.fail(ObjectLostError(f"an object of another node cannot be fetched any more: {why}"))
+        else:
+            self.rebuild(made, one.origin or one.standin.origin, why)
+
+    def _drop(self, standin: StandIn, number: int) -> None:
+        """End a stand-in that nothing on this node uses."""
+        assert standin.task is not None
+        standin.give_up(number)
+        self.promise(standin.task).fail(TaskCancelledError("no reference to this object is left"))
 
     def follow(self, made: Replacement | Any, ref: ObjectRef) -> bool:
         """Give a lost value the source of another object; wait for that one if it is lost too, or its stream has ended.
@@ -447,6 +508,10 @@ class Kept:
                     self.on_drop(node, objref)
 
 
-def _refuse(made: Replacement, origin: Origin | None, why: str) -> None:
+def _no_promise(*args: object) -> Any:
+    raise AssertionError("stand-ins need the node's lineage")
+
+
+def _refuse(made: Any, origin: Origin | None, why: str) -> None:
     """Make an error of a lost value, because this node has no lineage."""
     made.fail(ObjectLostError(why))

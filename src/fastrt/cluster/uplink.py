@@ -44,7 +44,6 @@ from fastrt.net.grpc.streams import Access
 from fastrt.node.keys import ActorKey
 from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
-from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.labels import labels_of
 
@@ -114,7 +113,7 @@ class Uplink:
             messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
-        self._tables.kept.find, self._tables.kept.on_drop = self._find_kept, self._orders.release
+        self._tables.kept.on_drop = self._orders.release
         self._tables.lineage.on_store = partial(self._orders.keep, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
@@ -188,6 +187,7 @@ class Uplink:
     def _on_kept(self, message: messages.KeptObjects) -> None:
         """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
         self._orders.adopt(message.objects)
+        self._tables.adopt_stand_ins()
         for row in message.objects:
             try:
                 ref = handles.acquire(self._client, row.objref, row.entry)
@@ -197,11 +197,6 @@ class Uplink:
                     self._tables.kept.keep(row.node, [ref])
             except FastrtError:
                 self._orders.release(row.node, row.objref)
-
-    def _find_kept(self, node: str, objref: int) -> ObjectRef | None:
-        """Return an object that a node holds over a stream that has not ended here yet."""
-        refs = (one.references.exported_ref(objref) for one in self._exchanges if one.node == node)
-        return next((ref for ref in refs if ref is not None), None)
 
     def _claim(self) -> None:
         """Connect to the nodes that keep values for this one, and give up those that have left."""

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.objects import handles, remote, spill
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.borrowing import DETACHED
 from fastrt.cluster.budget import ArgumentBudget
+from fastrt.cluster.claiming import BYTES_MIN as _SHORT_BYTES_MIN
+from fastrt.cluster.claiming import Claiming
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.lineage import Lineage, Origin
-from fastrt.cluster.references import PeerError
+from fastrt.cluster.references import PeerError, StandIn, from_source
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.spread import BYTES_MIN as SPREAD_BYTES_MIN
@@ -39,7 +42,6 @@ _SET = message_set("node")
 _Value, _Release, _Sender, _Copy = (
     _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Sender", "Copy")
 )
-_SHORT_BYTES_MIN = 16 << 10  # the least size of offered values while the peer is short of room or the queue is long
 _BACKLOG_BYTES = 4 << 20
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
@@ -81,6 +83,23 @@ class NodeTables:
         self.spreads = Spreads(_send_order)
         self.streams: set[Exchange] = set()
         self.remote.is_named = self.is_named
+        self.kept.find = self._find_kept
+
+    def _find_kept(self, node: str, objref: int) -> ObjectRef | None:
+        """Return an object that a node holds over a stream that has not ended here yet."""
+        refs = (one.references.exported_ref(objref) for one in self.streams if one.node == node)
+        return next((ref for ref in refs if ref is not None), None)
+
+    def adopt_stand_ins(self) -> None:
+        """Take over stand-ins of an earlier uplink process of this node; they are claimed from their nodes."""
+        known = self.remote.promised() | self.lineage.making
+        for stream in self.streams:
+            known.update(standin.task or 0 for _, standin in stream.references.unfinished())
+        for task, ref, source in core.promises(self.remote.client):
+            if task not in known:
+                node, number = from_source(source)
+                standin = StandIn(ref, task, state=DETACHED, origin=self.lineage.find(ref.objref))
+                self.remote.add_detached(node, number, standin, "its stream to this node ended")
 
     def is_named(self, objref: int) -> bool:
         """Return whether another node holds an object of this node."""
@@ -103,6 +122,7 @@ class ValueTraffic:
         arrivals: values in transit to this node.
         values: large values over the native stream; None: there is none.
         remote: the node's remote values.
+        claims: the claims of both nodes after the end of an earlier stream.
         may_claim: whether this node leaves values with the peer, and claims them after the end of a stream.
         spread_bytes: from this size on the peer is asked which node shall send a value.
     """
@@ -121,7 +141,7 @@ class ValueTraffic:
         tables.streams.add(exchange)
         self.values = None if tables.native is None else Values(tables.native, self.arrivals.landed)
         self._restoring = Restoring(self._store, exchange.waiter.loop)
-        self._claiming: set[int] = set()  # claims of this stream without an answer
+        self.claims = Claiming(exchange, tables.remote, tables.kept, self._offer_kept)
         self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
     def connect(self, native: str, may_claim: bool) -> None:
@@ -133,10 +153,13 @@ class ValueTraffic:
         """
         if self.values is not None:
             self.values.connect(native, may_claim)
-        for number in self.remote.claims(self._exchange.node):
-            self._claiming.add(number)
-            self._exchange.out.add("claim", number)
-        self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
+            self._exchange.references.node = self._exchange.node if self.may_claim else ""
+        self.claims.begin()
+
+    def hold(self, ref: ObjectRef) -> None:
+        """Keep an object that the peer holds beyond this process, until the peer releases it."""
+        if self.values is not None and self.values.may_claim:
+            self.values.on_keep(ref)
 
     def released(self, objref: int) -> None:
         """Withdraw the offers of an object that the peer does not hold any more."""
@@ -152,13 +175,11 @@ class ValueTraffic:
         self._tables.budget.leave(self._exchange)
         self._restoring.close()
         if self.values is not None:
-            exported = self.values.kept()
             if peer_leaves or not self.values.may_claim:
-                for objref in exported:
+                for objref in self._exchange.references.exported:
                     self.values.release(objref)
             else:
-                refs = map(self._exchange.references.exported_ref, exported)
-                self._tables.kept.keep(self._exchange.node, [ref for ref in refs if ref is not None])
+                self._tables.kept.keep(self._exchange.node, self._exchange.references.claimable())
             self.values.close()
         self.arrivals.clear()
 
@@ -169,10 +190,6 @@ class ValueTraffic:
             lost: how the peer was lost.
             peer_leaves: it has left the cluster, and does not come back.
         """
-        references, lineage = self._exchange.references, self._tables.lineage
-        for standin in references.unfinished():
-            assert standin.task is not None
-            lineage.rebuild(lineage.stand_in(standin.task), standin.origin, lost)
         self.remote.detach(self._exchange, lost)
         if peer_leaves:
             self.remote.lose(self._exchange.node, lost)
@@ -185,6 +202,7 @@ class ValueTraffic:
         `where` holds the message fields that say which result, item or object it is.
         """
         nbytes = spill.size(self._client, ref.index)
+        # Smaller values are offered while the peer is short of room, or the queue is long.
         least = _SHORT_BYTES_MIN if self._exchange.is_short or self._exchange.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
         is_result = "task" in where and "item" not in where
         if is_result:
@@ -272,13 +290,7 @@ class ValueTraffic:
             if not (self._exchange.flows if message.task else self._exchange.streams).on_item(message, contains):
                 self._refuse(message)
             return
-        claimed = self.remote.claimed(self._exchange.node, message.objref) if message.native and message.objref else []
-        is_answer = message.objref in self._claiming
-        self._claiming.discard(message.objref)
-        if claimed:
-            self._on_claimed(message, claimed)
-            return
-        if is_answer and self._is_unclaimed(message.objref):
+        if message.objref and self.claims.take(message):
             return
         task = self._sink(message)
         if task is None:
@@ -344,53 +356,6 @@ class ValueTraffic:
             self.remote.add(Source(ref, self._exchange, message.objref, message.native, message.holder))
         self._exchange.references.settled(message.objref)
 
-    def on_claim(self, objref: int) -> None:
-        """Offer a value again that this node has kept for the peer since their last stream ended."""
-        if not objref:
-            self._tables.kept.drop(self._exchange.node)
-            return
-        ref = self._tables.kept.claim(self._exchange.node, objref)
-        if ref is None or self.values is None or not self.values.is_known:
-            self._exchange.out.add("unknown", objref)
-            return
-        self._exchange.references.name_again(ref)
-        about = handles.describe(self._client, ref)
-        message = _Value(objref=objref, kind=about["kind"], size=about["bytes"])
-        self._offer_kept(message, ref)
-        self._exchange.out.add("value", message)
-
-    def _on_claimed(self, message: Any, claimed: list[Unclaimed]) -> None:
-        """Use the answer to a claim: local objects get the source that they had."""
-        known = self._exchange.references.find(message.objref)
-        origin = next((one.origin for one in claimed if one.origin is not None), None)
-        for one in claimed:
-            if known is None:
-                self._exchange.references.kept(message.objref, one.ref, origin)
-                known = self._exchange.references.imported(message.objref)
-            known.origin = known.origin or origin
-            same_as = None if known.ref is one.ref else known.ref
-            source = Source(one.ref, self._exchange, message.objref, message.native, message.holder, same_as)
-            self.remote.add(source)
-            self.remote.resolved(one.ref.objref)
-            if known.origin is None:  # no task can make it again: from now on it must not depend on its node
-                source.is_wanted = True
-                self.remote.fetch(one.ref.objref)
-        if known is not None and known.ref is not claimed[0].ref:
-            known.named += 1  # another naming on this stream came before the answer
-
-    def _is_unclaimed(self, objref: int) -> bool:
-        """Count the naming of an answer to a claim that was settled meanwhile, such as by another stream's answer.
-
-        Returns:
-            Whether nothing here uses the object: it is released.
-        """
-        known = self._exchange.references.find(objref)
-        if known is None:
-            self._exchange.out.add("release", _Release(objref=objref, named=1))
-            return True
-        known.named += 1
-        return False
-
     def on_where(self, number: int) -> None:
         """Choose the node that sends a value to the peer."""
         objref = None if self.values is None else self.values.kept_object(number)
@@ -455,12 +420,6 @@ class ValueTraffic:
             source = here[0]
             offered = source.offered = source.offered or self.values.offer_copy(source.ref)
         self._exchange.out.add("copy", _Copy(number=number, offered=offered))
-
-    def on_unknown(self, objref: int) -> None:
-        """Give up a claimed value that the peer does not have."""
-        self._claiming.discard(objref)
-        why = f"node {self._exchange.name}, which had it, does not know it any more: its uplink was killed"
-        self.remote.give_up(self.remote.claimed(self._exchange.node, objref), why)
 
     def receive(
         self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None

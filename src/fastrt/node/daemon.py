@@ -167,7 +167,7 @@ class Daemon:
                 session["sys_path"], session["preload"], self.socket_path, config.spin_us / 1e6, config.advice,
                 config.store_patience_s, config.record_call_sites, config.library_threads, config.cleanup_timeout_s,
             ))  # fmt: skip
-        self._kept = KeptObjectTable(self._client)
+        self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of)
         self._handlers = self._handler_table()
         self._report_handlers = self._report_handler_table()
         if adopt is not None:

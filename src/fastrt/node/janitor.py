@@ -18,6 +18,7 @@ from fastrt.errors import (
     TaskTimeoutError,
     WorkerCrashedError,
 )
+from fastrt.node.kept import StandIns
 from fastrt.node.memory_limit import LACK
 from fastrt.store import unread
 from fastrt.store.client import Store
@@ -25,10 +26,18 @@ from fastrt.tasks.cancel import interrupt
 
 
 class Janitor:
-    """Recovers dead clients through the daemon's own attachment."""
+    """Recovers dead clients through the daemon's own attachment.
+
+    Args:
+        store: the daemon's attachment.
+
+    Attributes:
+        stand_ins: promises of values of other nodes, which another uplink may fetch.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.stand_ins = StandIns(store.client, self._lose)
 
     def bury(self, client: int, pid: int, how: str) -> None:
         """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
@@ -52,8 +61,11 @@ class Janitor:
         self._end_all(end_job(self._store.client, client), pid, "has left")
 
     def _end_all(self, found: dict[str, list[int]], pid: int, how: str) -> None:
+        outlasting = [task for task in found["ending"] if self._outlasts(task)]
         for task in found["ending"]:
-            self._end(task, pid, how)
+            if task not in outlasting:
+                self._end(task, pid, how)
+        self.stand_ins.add(outlasting)
         for other in set(found["running"]):
             # The result of a task of a dead driver or uplink is not needed, so its worker is not waited for. An uplink
             # that has forwarded it asks the other node to cancel it.
@@ -89,6 +101,18 @@ class Janitor:
             )
         store.put_error(task, error)
         core.finish(store.client, task)
+
+    def _outlasts(self, task: int) -> bool:
+        """Return whether a task is the promise of a value that the next uplink can ask for."""
+        client = self._store.client
+        info = core.info(client, task)
+        return info["actor"] is None and not info["function"][0] and bool(core.arguments(client, task, True)[1])
+
+    def _lose(self, task: int) -> None:
+        """End a stand-in that no uplink has taken over."""
+        error = ObjectLostError("an object of another node is lost: this node's uplink ended, and no other one came")
+        self._store.put_error(task, error)
+        core.finish(self._store.client, task)
 
 
 def explain(status: int | None, memory: str = "") -> str:

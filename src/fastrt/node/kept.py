@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt._core.objects.handles import Ref
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
 from fastrt.store.join import Link
 from fastrt.store.messages import KeepObject, KeptObject, KeptObjects, ReleaseObject
@@ -21,18 +23,60 @@ _PATIENCE_S = 60.0  # without an uplink: longer than the other nodes wait
 _ROWS_MAX = 5000  # of one message
 
 
+class StandIns:
+    """Tasks of dead uplinks that the next uplink takes over.
+
+    Args:
+        client: the daemon's attachment, which must end these tasks.
+        end: ends one, when no uplink comes.
+    """
+
+    def __init__(self, client: Client, end: Callable[[int], None]) -> None:
+        self._client = client
+        self._end = end
+        self._tasks: list[int] = []
+        self.on_more: Callable[[], None] = lambda: None  # called when there are more of them
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def add(self, tasks: list[int]) -> None:
+        """Hold the tasks that a dead uplink has left."""
+        if tasks:
+            self._tasks += tasks
+            self.on_more()
+
+    def hand_over(self, slot: int | None) -> bool:
+        """Pass all to the uplink with this client slot (None: it has ended); return whether it has got any."""
+        before = len(self._tasks)
+        if slot is not None:
+            self._tasks = [task for task in self._tasks if not core.hand_over(self._client, task, slot)]
+        return len(self._tasks) < before
+
+    def give_up(self) -> None:
+        """End all with an error."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            self._end(task)
+
+
 class KeptObjectTable:
     """The objects that the daemon holds for other nodes.
 
     Args:
         client: the daemon's attachment.
+        stand_ins: the tasks that it holds for the next uplink.
+        slot_of: returns the client slot of the process at a connection; None: it has ended.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, stand_ins: StandIns, slot_of: Callable[[Link], int | None]) -> None:
         self._client = client
+        self._stand_ins = stand_ins
+        self._slot_of = slot_of
         self._refs: dict[tuple[str, int], Ref] = {}
         self._uplink: Link | None = None
         self._since = 0.0  # without an uplink
+        stand_ins.on_more = self._hand_over
 
     def keep(self, link: Link, message: KeepObject) -> None:
         """Hold an object that another node holds."""
@@ -44,20 +88,27 @@ class KeptObjectTable:
         self._refs.pop((message.node, message.objref), None)
 
     def connect(self, link: Link) -> None:
-        """Send a new uplink the list of the objects."""
+        """Send a new uplink the list of the objects, and pass it the stand-ins."""
         if link is self._uplink:
             return
         self._uplink = link
+        self._hand_over()  # first: the records that are in the list say how to make their values again
         rows = [KeptObject(node, objref, ref.index) for (node, objref), ref in self._refs.items()]
         for at in range(0, len(rows), _ROWS_MAX):
             link.post(KeptObjects(rows[at : at + _ROWS_MAX]))
 
+    def _hand_over(self) -> None:
+        """Pass the stand-ins to the uplink; any list makes it look for those that it has got."""
+        if self._uplink is not None and self._stand_ins.hand_over(self._slot_of(self._uplink)):
+            self._uplink.post(KeptObjects([]))
+
     def tend(self, uplink: Link | None) -> None:
         """Drop everything when the node has had no uplink for so long that it must have left the cluster."""
-        if uplink is not None or not self._refs:
+        if uplink is not None or not (self._refs or self._stand_ins):
             self._since = 0.0
             return
         now = time.monotonic()
         self._since = self._since or now
         if now - self._since > _PATIENCE_S:
             self._refs.clear()
+            self._stand_ins.give_up()

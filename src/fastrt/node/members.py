@@ -74,6 +74,10 @@ class Members:
         """The member with this client slot."""
         return next((member for member in self if member.index == index), None)
 
+    def slot_of(self, link: Link) -> int | None:
+        """The client slot of the process at a connection; None: it has ended."""
+        return next((member.index for member in self if member.link is link and not member.gone_at), None)
+
     def has_drivers(self) -> bool:
         """Whether a driver uses the session."""
         return any(member.kind == "driver" and not member.left for member in self)

@@ -11,6 +11,7 @@ sealing its last result and then giving the record back. The record counts the o
 from before the first commit until the end.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from fastrt._core.memory.clients cimport Client, client_new_objref
 from fastrt._core.memory.errors cimport check
@@ -31,6 +32,7 @@ cdef extern from "Python.h":
 cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the first sleep does not end it: look after this time
     IDLE_S = 5  # the sleeps after that; 20 looks a second cost 0.15 % CPU, one 0.03 %
+    SOURCE_BYTES_MAX = 64  # of a promise
     CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
@@ -40,13 +42,15 @@ PATH_STEP = FRT_PATH_STEP
 
 # ---- results without a function ----
 
-def promise(Client client):
+def promise(Client client, bytes source=b""):
     """Make an object that this client will seal later; any process may name it and wait for it at once.
 
     It is the result of a task without a function that this client runs from the start: seal it by
-    `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, it becomes an
-    error.
+    `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, the process that
+    recovers its slot must end the task, or pass it to another client by `hand_over` if it has a source.
 
+    Args:
+        source: where the value will come from, as text for the client that takes the task over; at most 64 bytes.
     Returns:
         (task, Ref).
     Raises:
@@ -54,17 +58,66 @@ def promise(Client client):
     """
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
-    cdef uint32_t t, i
+    cdef frt_refslot *slots
+    cdef uint32_t t, i, nbytes = <uint32_t>len(source)
     client.ensure()
-    t = check(task_record(x, 1, 0, 0))
+    if nbytes > SOURCE_BYTES_MAX:
+        raise ValueError(f"a source of {nbytes} bytes: at most {SOURCE_BYTES_MAX} are stored")
+    t = check(task_record(x, 1, 0, nbytes))
     task = x.tasks + t
     task.id = client_new_objref(x)
     task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
     task.cancelled, task.path, task.kind, task.retries, task.attempts = 0, 0, 0, 0, 1
-    i = task_slots(x, t)[0].index
+    slots = task_slots(x, t)
+    memcpy(slots + 1, <const char *>source, nbytes)
+    i = slots[0].index
     task_announce(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
     return t, ref_wrap(client, i)
+
+
+def promises(Client client):
+    """List the tasks without a function and with a source that this client runs.
+
+    Returns:
+        Tuples (task, Ref, source).
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef frt_body body
+    cdef uint32_t t
+    cdef uint64_t word
+    cdef int i
+    client.ensure()
+    rows = []
+    for t in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + t)
+        task = x.tasks + t
+        if frt_word_state(word) != FRT_TASK_RUNNING or frt_word_client(word) != x.me or task.function or \
+                task.bytes == 0 or task.bytes > SOURCE_BYTES_MAX or not frt_task_body(x, t, &body):
+            continue
+        i = task_result(x, t, 0)
+        if i >= 0:
+            check(object_acquire(x, i, x.entries[i].objref, False))
+            rows.append((t, ref_wrap(client, i), body.args[:body.bytes]))
+    return rows
+
+
+def hand_over(Client client, uint32_t t, uint32_t to):
+    """Pass a task that this client must end to another client, which runs it from now on.
+
+    The caller is the process that recovers the slots of dead clients: if the other client dies now, the caller finds
+    the task among that one's tasks.
+
+    Returns:
+        False when the other client has ended.
+    """
+    cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
+    if to >= frt_clients(x) or frt_word_state(a64_load_acq(&x.clients[to].word)) != FRT_CLIENT_LIVE:
+        return False
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, to, frt_word_gen(x.task_words[t])))  # commit
+    return True
 
 
 # ---- run: a worker's side ----
@@ -446,6 +499,10 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how
             pid = check(task_mark_cancelled(x, t, word, how))
             if pid > 0:
                 return "running", t, pid
+        elif state == FRT_TASK_ENDING and x.tasks[t].function == 0 and x.tasks[t].actor == 0:
+            # A stand-in whose client has died. The client that takes it over reads the mark.
+            if check(task_mark_cancelled(x, t, word, how)) > 0:
+                return "done", 0, 0
         else:
             return "done", 0, 0
 

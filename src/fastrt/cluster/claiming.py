@@ -1,0 +1,150 @@
+"""Claims over one stream: each node names again what it held of the other one when their last stream ended.
+
+A node sends the numbers of the objects that it claims. The peer answers each: with a value that it offers, with
+`named` for a value that follows once it exists, or with `unknown`. Both nodes may have several streams to each other,
+and the first answer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.objects import handles
+from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.store.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SET = message_set("node")
+_Value, _Release = (_SET.message(f"fastrt.node.{name}") for name in ("Value", "Release"))
+BYTES_MIN = 16 << 10  # smaller values are sent, not offered
+
+
+class Claiming:
+    """The claims of one stream, in both directions.
+
+    Args:
+        exchange: the stream.
+        remote: the values that other nodes keep for this one.
+        kept: the objects that peers may claim.
+        offer: completes the message that offers an object's value for as long as the peer holds the object.
+    """
+
+    def __init__(
+        self, exchange: Exchange, remote: RemoteValues, kept: Kept, offer: Callable[[Any, ObjectRef], None]
+    ) -> None:
+        self._exchange = exchange
+        self._client = exchange.client
+        self._remote = remote
+        self._kept = kept
+        self._offer = offer
+        self._open: set[int] = set()  # claims without an answer
+
+    # ---- of this node ----
+
+    def begin(self) -> None:
+        """Claim what the peer has for this node."""
+        for number in self._remote.claims(self._exchange.node):
+            self._open.add(number)
+            self._exchange.out.add("claim", number)
+        self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
+
+    def take(self, message: Any) -> bool:
+        """Take a value of the peer if it is the answer to a claim; return False if it must be received."""
+        objref = message.objref
+        claimed = self._remote.claimed(self._exchange.node, objref) if message.native else []
+        is_answer = objref in self._open
+        self._open.discard(objref)
+        sealed = self._use_stand_ins(objref, claimed)
+        if sealed:
+            self._use_source(message, sealed)
+            return True
+        return is_answer and not claimed and self._is_unclaimed(objref)
+
+    def on_named(self, objref: int) -> None:
+        """Use the answer to a claim of an object whose value follows once it exists."""
+        self._open.discard(objref)
+        claimed = self._remote.claimed(self._exchange.node, objref)
+        sealed = self._use_stand_ins(objref, claimed)
+        if len(sealed) == len(claimed):
+            self._is_unclaimed(objref)
+        self._remote.give_up(sealed, f"node {self._exchange.name} has another value in its place")
+
+    def on_unknown(self, objref: int) -> None:
+        """Give up a claimed value that the peer does not have."""
+        self._open.discard(objref)
+        why = f"node {self._exchange.name}, which had it, does not know it any more: its uplink was killed"
+        self._remote.give_up(self._remote.claimed(self._exchange.node, objref), why)
+
+    def _use_source(self, message: Any, claimed: list[Unclaimed]) -> None:
+        """Give local objects the source that they had."""
+        references = self._exchange.references
+        known = references.find(message.objref)
+        origin = next((one.origin for one in claimed if one.origin is not None), None)
+        for one in claimed:
+            if known is None:
+                references.kept(message.objref, one.ref, origin)
+                known = references.imported(message.objref)
+            known.origin = known.origin or origin
+            same_as = None if known.ref is one.ref else known.ref
+            source = Source(one.ref, self._exchange, message.objref, message.native, message.holder, same_as)
+            self._remote.add(source)
+            self._remote.resolved(one.ref.objref)
+            if known.origin is None:  # no task can make it again: from now on it must not depend on its node
+                source.is_wanted = True
+                self._remote.fetch(one.ref.objref)
+        if known is not None and known.ref is not claimed[0].ref:
+            known.named += 1  # another naming on this stream came before the answer
+
+    def _use_stand_ins(self, objref: int, claimed: list[Unclaimed]) -> list[Unclaimed]:
+        """Use stand-ins that wait for a claimed object again; return the claimed values that are no stand-ins."""
+        references = self._exchange.references
+        sealed = [one for one in claimed if one.standin is None]
+        for one in claimed:
+            if one.standin is None:
+                continue
+            one.standin.origin = one.standin.origin or one.origin
+            if sealed or not references.claimed(objref, one.standin):  # another object here stands for it already
+                self._remote.share(one, sealed[0].ref if sealed else references.imported(objref).ref)
+                if one is claimed[0]:
+                    references.imported(objref).named += 1
+        return sealed
+
+    def _is_unclaimed(self, objref: int) -> bool:
+        """Count the naming of an answer to a claim that was settled meanwhile, such as by another stream's answer.
+
+        Returns:
+            Whether nothing here uses the object: it is released.
+        """
+        known = self._exchange.references.find(objref)
+        if known is None:
+            self._exchange.out.add("release", _Release(objref=objref, named=1))
+            return True
+        known.named += 1
+        return False
+
+    # ---- of the peer ----
+
+    def on_claim(self, objref: int) -> None:
+        """Name an object again that this node has kept for the peer since their last stream ended."""
+        if not objref:
+            self._kept.drop(self._exchange.node)
+            return
+        values = self._exchange.traffic.values
+        ref = self._kept.claim(self._exchange.node, objref)
+        if ref is None or values is None or not values.is_known:
+            self._exchange.out.add("unknown", objref)
+            return
+        self._exchange.references.name_again(ref)
+        about = handles.describe(self._client, ref)
+        is_plain = handles.is_ready(self._client, ref) and not about["error"]
+        if not is_plain or about["bytes"] < BYTES_MIN or handles.contained(self._client, ref):
+            self._exchange.out.add("named", objref)
+            self._exchange.send_when_ready(ref)
+            return
+        message = _Value(objref=objref, kind=about["kind"], size=about["bytes"])
+        self._offer(message, ref)
+        self._exchange.out.add("value", message)
