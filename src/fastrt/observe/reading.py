@@ -295,12 +295,17 @@ def task(store: Store, task_id: str) -> TaskView | None:
 
 
 def outcomes(store: Store) -> list[Outcome]:
-    """Count the tasks that have ended on this node by function and outcome, the most first."""
+    """Count the tasks that have ended on this node by function and outcome, the most first.
+
+    The session does not count them yet: the list is empty, also if tasks have ended.
+    """
     return []
 
 
 def failures(store: Store, *, after: int | None = None, limit: int = 100) -> list[Failure]:
-    """Read the failures that the session keeps: the last 1,000.
+    """Read the failures that the session keeps.
+
+    It does not keep any yet: the list is empty, also if tasks have failed.
 
     Args:
         store: any process's attachment.
