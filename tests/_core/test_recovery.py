@@ -482,6 +482,24 @@ def test_promise_of_a_dead_process_goes_to_the_next_one_with_its_source_and_its_
     node.end([one for one in found["ending"] if one != task])
 
 
+def test_promise_in_the_record_of_a_task_of_another_node_is_not_cancelled_with_its_process(node, client, function):
+    peer = node.peer(clients.KIND_TOOL)
+    peer.run("client.adopt_job(client.job)")
+    options = submission.TaskOptions(function, 1, 0, hops=1)
+    for _ in range(3):  # until the peer's magazine has a record of such a task
+        submission.submit(client, options, ())
+        task = tasks.next_task(client, 0.0, 0.0)
+        tasks.finish_scalar(client, task, 1)
+    mine, held = tasks.promise(client, b"node 7")
+    assert tasks.info(client, mine)["hops"] == 0
+    tasks.finish_scalar(client, mine, 2)
+    assert handles.read_scalar(client, held, None) == 2
+    task = peer.run("tasks.promise(client, b'node 7')[0]")
+    assert node.bury(peer)["ending"] == [task]
+    assert tasks.cancel_terms(client, task) is None
+    node.end([task])
+
+
 def test_promise_that_was_passed_to_a_process_is_found_again_when_that_one_dies(node, client):
     old, new = node.peer(), node.peer()
     task = old.run("tasks.promise(client, b'node 7')[0]")

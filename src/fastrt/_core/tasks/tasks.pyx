@@ -68,6 +68,7 @@ def promise(Client client, bytes source=b""):
     task.id = client_new_objref(x)
     task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
     task.cancelled, task.path, task.kind, task.retries, task.attempts = 0, 0, 0, 0, 1
+    task.hops, task.priority = 0, 0  # the record's last task may have come from another node; this one has not
     slots = task_slots(x, t)
     memcpy(slots + 1, <const char *>source, nbytes)
     i = slots[0].index
