@@ -42,7 +42,7 @@ def frames(data: bytes) -> None:
 class _Server:
     """A scheduler that refuses all requests."""
 
-    trust = None
+    tls = None
 
     @staticmethod
     def ask(make: Callable[[int], Any]) -> Any:
@@ -51,17 +51,28 @@ class _Server:
         make(1)
         raise Refused("no")
 
+    def answer(self, request: Any) -> Any:
+        from fastrt.membership.http import answer
+
+        return answer(request, self.ask)
+
+    @staticmethod
+    def refuse(status: int, words: str) -> Any:
+        from fastrt.membership.http import refuse
+
+        return refuse(status, words)
+
 
 def http(data: bytes) -> None:
     """One connection's bytes: an answer, or the connection's end."""
-    from fastrt.membership.http import _Handler
+    from fastrt.net.http_server import Handler
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(data[: 1 << 16])
         theirs.shutdown(socket.SHUT_WR)
         try:
-            _Handler(ours, ("127.0.0.1", 0), _Server(), time.monotonic() + 5, lambda: None)  # type: ignore[arg-type]
+            Handler(ours, ("127.0.0.1", 0), _Server(), time.monotonic() + 5, lambda: None)  # type: ignore[arg-type]
         except OSError:
             pass
 

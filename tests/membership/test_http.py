@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastrt.membership import MemberUnreachableError, Phase, Role
-from fastrt.membership import http as management
+from fastrt.net import http_server
 from fastrt.membership.http import request
 from fastrt.net.grpc.identity import new_token
 from fastrt.net.grpc.trust import trust_of
@@ -176,7 +176,7 @@ def test_connection_carries_one_request(serve: Any) -> None:
 
 
 def test_request_that_drips_has_one_deadline_and_many_of_them_keep_nobody_out(serve: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(management, "GREETING_S", 0.5)
+    monkeypatch.setattr(http_server, "GREETING_S", 0.5)
     service = serve(1, 1, http_address="127.0.0.1:0", token=TOKEN)
     host, _, port = service.http_address.rpartition(":")
     with contextlib.ExitStack() as stack:

@@ -18,36 +18,22 @@ Source: MindSpore's `http_message_handler.cc` and `scheduler_node.cc` of release
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
-import socket
-import ssl
-import threading
-import time
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from fastrt.errors import FastrtError
-from fastrt.foreign_text import ForeignTextError, read_int, read_json, read_object
+from fastrt.foreign_text import ForeignTextError, read_json, read_object
 from fastrt.membership import events as ev
 from fastrt.membership.events import Event, Instruction, Overview, Phase
 from fastrt.membership.peers import MemberUnreachableError
-from fastrt.net.address import split_address, with_port
+from fastrt.net.address import split_address
 from fastrt.net.grpc.trust import Trust
-from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
+from fastrt.net.http_server import BODY_BYTES_MAX, Answer, Request, SmallHttpServer
 
-_log = logging.getLogger(__name__)
-
-_BODY_BYTES_MAX = 1 << 20
-_HEAD_BYTES_MAX = 32 << 10
 _ANSWER_BYTES_MAX = 64 << 20
-_SOCKET_S = 30.0
-_THREADS_MAX = 256
-_OK, _BAD, _NOT_FOUND, _WRONG_METHOD, _TOO_LARGE, _FAILED = 200, 400, 404, 405, 413, 503
+_OK, _BAD, _NOT_FOUND, _WRONG_METHOD, _FAILED = 200, 400, 404, 405, 503
 _COUNT_MAX = (1 << 31) - 1
 # Upstream's spelling. Upstream has no names for the last three phases, and answers with an empty one.
 _STATES = {Phase.STARTING: "ClUSTER_STARTING", Phase.NODE_TIMEOUT: "NODE_TIMEOUT"}
@@ -83,231 +69,69 @@ class ManagementServer:
     """
 
     def __init__(self, address: str, trust: Trust | None, ask: Ask) -> None:
-        self._server = _Server(split_address(address, 0), trust, ask)
-        self.address = with_port(address, self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fastrt-cluster-http", daemon=True
-        )
-        self._thread.start()
+        tls = None if trust is None else trust.server
+        self._server = SmallHttpServer(address, tls, lambda request: answer(request, ask), refuse)
+        self.address = self._server.address
 
     def stop(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
 
-class _Server(HTTPServer):
-    """Serves each connection on a thread. `Visitors` bounds those whose request is incomplete."""
+def answer(request: Request, ask: Ask) -> Answer:
+    """Answer a request.
 
-    request_queue_size = BACKLOG
-
-    def __init__(self, address: tuple[str, int], trust: Trust | None, ask: Ask) -> None:
-        self.trust, self.ask = trust, ask
-        self.visitors = Visitors()
-        self._reserve = Reserve()
-        self._threads: set[threading.Thread] = set()
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        try:
-            super().__init__(address, BaseHTTPRequestHandler)  # `_receive` makes the handlers
-        except BaseException:
-            self._reserve.close()
-            raise
-        hold_silent(self.socket)
-        self.socket.setblocking(False)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return self.socket.accept()
-        except OSError as error:
-            if is_exhausted(error):
-                self.visitors.make_room()
-                self._reserve.turn_away(self.socket)
-            raise
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._threads) >= _THREADS_MAX:
-            self.shutdown_request(request)
-            return
-        place = self.visitors.enter(request)
-        thread = threading.Thread(target=self._receive, args=(request, client_address, place), daemon=True)
-        self._threads.add(thread)
-        thread.start()
-
-    def _receive(self, sock: socket.socket, client_address: Any, place: int) -> None:
-        try:
-            until = time.monotonic() + GREETING_S
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(sock)
-                if self.trust is not None:
-                    sock.settimeout(GREETING_S)
-                    sock.getpeername()  # on a connection that is gone already `wrap_socket` leaks an open socket
-                    sock = self.trust.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                stack.enter_context(sock)
-                if isinstance(sock, ssl.SSLSocket):
-                    sock.do_handshake()
-                _Handler(sock, client_address, self, until, lambda: self.visitors.leave(place))
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            _log.debug("a connection from %s ended: %s", client_address[0], error)
-        finally:
-            self.visitors.leave(place)
-            self._threads.discard(threading.current_thread())
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a connection from %s could not be served", client_address[0], exc_info=True)
-
-    def server_close(self) -> None:
-        super().server_close()
-        self.visitors.end_all()
-        for thread in list(self._threads):
-            thread.join(_SOCKET_S)
-        self._reserve.close()
-
-
-class _Incoming(io.RawIOBase):
-    """The bytes of one request, up to a limit and a deadline.
-
-    Attributes:
-        left: how many more bytes may be read.
-        ended: whether the reader asked for more than came or may be read.
+    Args:
+        request: as it came.
+        ask: as for `ManagementServer`.
     """
-
-    def __init__(self, sock: socket.socket, until: float) -> None:
-        self.left = _HEAD_BYTES_MAX
-        self.ended = False
-        self._sock = sock
-        self._until = until
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        view = memoryview(into).cast("B")[: self.left]
-        if not view:
-            self.ended = True
-            return 0
-        self._sock.settimeout(max(1e-3, self._until - time.monotonic()))
-        got = self._sock.recv_into(view)
-        self.ended = not got
-        self.left -= got
-        return got
+    path = request.path
+    if path not in (_GETS if request.method == "GET" else _POSTS):
+        known = path in _GETS | _POSTS
+        words = f"{path} does not support this method." if known else f"There is no endpoint {path}."
+        return refuse(_WRONG_METHOD if known else _NOT_FOUND, words)
+    try:
+        return Answer(_OK, json.dumps(_do(path, request.body, ask)).encode())
+    except (ev.Refused, BadRequest) as error:
+        return refuse(_BAD, str(error))
+    except FastrtError as error:
+        return refuse(_FAILED, str(error))
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Handles one connection with one request."""
-
-    server: _Server
-
-    def __init__(
-        self, sock: socket.socket, client_address: Any, server: _Server, until: float, came: Callable[[], None]
-    ) -> None:
-        self._until, self._came = until, came
-        super().__init__(sock, client_address, server)
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self._incoming = _Incoming(self.connection, self._until)
-        self.rfile = io.BufferedReader(self._incoming)
-
-    def do_GET(self) -> None:
-        self._serve(_GETS)
-
-    def do_POST(self) -> None:
-        self._serve(_POSTS)
-
-    def _serve(self, paths: set[str]) -> None:
-        path = self.path.partition("?")[0]
-        self.close_connection = True
-        try:
-            body = self._body()
-        except ForeignTextError as error:
-            status = _TOO_LARGE if isinstance(error, _TooLarge) else _BAD
-            self._answer(status, {"error_message": str(error)})
-            return
-        self._came()
-        self.connection.settimeout(_SOCKET_S)
-        if path not in paths:
-            known = path in _GETS | _POSTS
-            words = f"{path} does not support this method." if known else f"There is no endpoint {path}."
-            self._answer(_WRONG_METHOD if known else _NOT_FOUND, {"error_message": words})
-        else:
-            try:
-                self._answer(_OK, self._do(path, body))
-            except (ev.Refused, BadRequest) as error:
-                self._answer(_BAD, {"error_message": str(error)})
-            except FastrtError as error:
-                self._answer(_FAILED, {"error_message": str(error)})
-
-    def _body(self) -> bytes:
-        """Read the request's body.
-
-        Raises:
-            ForeignTextError: its length is missing or ambiguous, it is too large, or the request is incomplete.
-        """
-        if self._incoming.ended:
-            raise ForeignTextError(f"the request's head is incomplete, or has more than {_HEAD_BYTES_MAX} bytes")
-        if self.request_version == "HTTP/0.9":  # it has no headers
-            raise ForeignTextError("the request names no version of HTTP; HTTP/1.1 is spoken here")
-        lengths = self.headers.get_all("Content-Length", ["0"])
-        if "Transfer-Encoding" in self.headers or len(lengths) != 1:
-            raise ForeignTextError("a body needs exactly one Content-Length, and no Transfer-Encoding")
-        length = read_int(lengths[0], "Content-Length")
-        if length > _BODY_BYTES_MAX:
-            raise _TooLarge(f"the body has {length} bytes; the limit is {_BODY_BYTES_MAX}")
-        self._incoming.left += length
-        body = self.rfile.read(length)
-        if len(body) < length:
-            raise ForeignTextError(f"only {len(body)} of {length} bytes of the body came")
-        return body
-
-    def _do(self, path: str, body: bytes) -> dict[str, Any]:
-        ask = self.server.ask
-        if path == "/scaleout":
-            asked = _object(body)
-            workers, servers = _count(asked, "worker_num"), _count(asked, "server_num")
-            ask(lambda call: ev.ScaleOut(call, workers, servers))
-            return {"message": "Cluster begin to scale out."}
-        if path == "/scalein":
-            ids = _ids(_object(body))
-            ask(lambda call: ev.ScaleIn(call, ids))
-            return {"message": "Cluster begin to scale in."}
-        overview: Overview
-        if path == "/nodes":
-            overview = ask(ev.View)
-            nodes = [
-                {"node_id": view.member_id, "rank_id": str(view.rank), "role": view.role.name}
-                for view in overview.members
-            ]
-            return {"message": "Get nodes info successful.", "node_ids": nodes}
-        if path == "/state":
-            overview = ask(ev.View)
-            name = _STATES.get(overview.phase, f"CLUSTER_{overview.phase.name}")
-            return {"message": "Get cluster state successful.", "cluster_state": name}
-        instruction, words = _INSTRUCTIONS[path]
-        result = ask(lambda call: ev.Instruct(call, instruction, body))
-        return {"message": words, "result": {str(rank): text for rank, text in result.items()}}
-
-    def _answer(self, status: int, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug(format, *args)
+def refuse(status: int, words: str) -> Answer:
+    """The answer to a request that is not carried out."""
+    return Answer(status, json.dumps({"error_message": words}).encode())
 
 
-class _TooLarge(ForeignTextError):
-    """A body is larger than the endpoints accept."""
+def _do(path: str, body: bytes, ask: Ask) -> dict[str, Any]:
+    if path == "/scaleout":
+        asked = _object(body)
+        workers, servers = _count(asked, "worker_num"), _count(asked, "server_num")
+        ask(lambda call: ev.ScaleOut(call, workers, servers))
+        return {"message": "Cluster begin to scale out."}
+    if path == "/scalein":
+        ids = _ids(_object(body))
+        ask(lambda call: ev.ScaleIn(call, ids))
+        return {"message": "Cluster begin to scale in."}
+    overview: Overview
+    if path == "/nodes":
+        overview = ask(ev.View)
+        nodes = [
+            {"node_id": view.member_id, "rank_id": str(view.rank), "role": view.role.name} for view in overview.members
+        ]
+        return {"message": "Get nodes info successful.", "node_ids": nodes}
+    if path == "/state":
+        overview = ask(ev.View)
+        name = _STATES.get(overview.phase, f"CLUSTER_{overview.phase.name}")
+        return {"message": "Get cluster state successful.", "cluster_state": name}
+    instruction, words = _INSTRUCTIONS[path]
+    result = ask(lambda call: ev.Instruct(call, instruction, body))
+    return {"message": words, "result": {str(rank): text for rank, text in result.items()}}
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        return read_object(body, "The body", bytes_max=_BODY_BYTES_MAX)
+        return read_object(body, "The body", bytes_max=BODY_BYTES_MAX)
     except ForeignTextError as error:
         raise BadRequest(str(error)) from None
 
