@@ -42,7 +42,7 @@ def test_bearer_is_not_the_secret(token_file: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--new", "--bearer"), "Give one of --new, --pem and --bearer"),
+        (("--new", "--bearer"), "Give one of --new, --pem, --bearer and --metrics"),
         (("--address", "127.0.0.1:1"), "no node of '127.0.0.1:1' runs on this machine"),
         (("--token-file", "/nonexistent"), "Cannot read the token file"),
     ],

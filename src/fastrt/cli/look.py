@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +12,6 @@ import click
 if TYPE_CHECKING:
     from fastrt.store.client import Store
 
-_JOIN_S = 3.0
 _STORE_BYTES_ANY = 64 << 20
 _T = TypeVar("_T")
 
@@ -88,8 +87,7 @@ def look_at(session: str | None, look: Callable[[Path], _T]) -> dict[Path, _T]:
     return found
 
 
-@contextmanager
-def joined(socket_path: Path, command: str) -> Iterator[Store]:
+def joined(socket_path: Path, command: str) -> AbstractContextManager[Store]:
     """Join a session as a tool during a `with` statement.
 
     Args:
@@ -98,20 +96,9 @@ def joined(socket_path: Path, command: str) -> Iterator[Store]:
     Raises:
         AttachError: no daemon answers there.
     """
-    from fastrt.errors import AttachError
-    from fastrt.store import join
-    from fastrt.store.client import Store
+    from fastrt.observe import joining
 
-    client, link = join.join(str(socket_path), "tool", command, _JOIN_S)
-    store = Store(client, 0.0)
-    store.socket_path = str(socket_path)
-    try:
-        yield store
-    finally:
-        store.close(keep_slot=True)
-        with suppress(AttachError):  # the session has ended
-            join.leave(str(socket_path), client, _JOIN_S)
-        link.close()
+    return joining.joined(socket_path, command)
 
 
 def bytes_in_words(nbytes: int) -> str:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
     "logs": ("fastrt.cli.logs:logs", "Show what tasks and actors have printed."),
     "memory": ("fastrt.cli.memory:memory", "Show the store's memory by process and by line of code."),
+    "metrics": ("fastrt.cli.metrics:metrics", "Print or serve a session's figures for Prometheus."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
     "protos": ("fastrt.cli.protos:protos", "Write the .proto files, for programs in other languages."),
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),

@@ -55,6 +55,8 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--coordinator-port", type=_port, help="On the head: the port of a coordinator for JAX (needs --num-tasks).")
 @_option("--num-tasks", type=click.IntRange(min=1), help="Number of tasks of the coordinator's job.")
 @job_options("Coordinator: ", variables=True)
+@_option("--metrics-port", type=_port, help="Serve the node's metrics for Prometheus at this port; 0: any free one.")
+@_option("--metrics-host", default="127.0.0.1", show_default=True, help="Where; elsewhere than on loopback under TLS.")
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for the state of both.")
 @_option("--accept-loss", is_flag=True, help="Recover the readable part of a damaged state directory.")
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
@@ -154,11 +156,23 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         insecure=given["insecure"],
         scheduler=scheduler,
         export=given["export"],
+        metrics=_metrics(given),
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
         job=job_settings(given),
         state_dir=given["state_dir"],
         accept_loss=given["accept_loss"],
     )
+
+
+def _metrics(given: dict[str, Any]) -> str | None:
+    """Where metrics are to be served; checks that the package for it is there."""
+    from fastrt.net.address import join_address
+
+    if given["metrics_port"] is None:
+        return None
+    import prometheus_client  # noqa: F401
+
+    return join_address(given["metrics_host"], given["metrics_port"])
 
 
 def _run(options: NodeOptions) -> None:
@@ -171,7 +185,7 @@ def _run(options: NodeOptions) -> None:
         if options.head is None:
             click.echo(f"join it:      fastrt start --address {node.head} --token-file {node.token_file}")
             click.echo("              (with a copy of that file on another machine; `fastrt token` shows the token)")
-        for name in ("scheduler", "coordinator", "store"):
+        for name in ("scheduler", "coordinator", "store", "metrics"):
             if name in node.addresses:
                 click.echo(f"{name + ':':<13} {node.addresses[name]}")
         click.echo(f'use it:       fastrt.init(address="{node.head}")')

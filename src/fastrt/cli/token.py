@@ -15,7 +15,10 @@ import click
 @click.option("--pem", type=click.Path(path_type=Path), help="Write ca.pem, cert.pem and key.pem to this new folder.")
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="Validity of cert.pem.")
 @click.option("--bearer", is_flag=True, help="Show the bearer token of services that run with --tls-cert.")
-def token(address: str, token_file: str | None, new: bool, pem: Path | None, days: int, bearer: bool) -> None:
+@click.option("--metrics", is_flag=True, help="Show the bearer token for scrapes of the nodes' metrics.")
+def token(
+    address: str, token_file: str | None, new: bool, pem: Path | None, days: int, bearer: bool, metrics: bool
+) -> None:  # fmt: skip
     """Show the token of the cluster to which this user's node on this machine belongs.
 
     The token is the cluster's secret: a program that has it may join as a node. Programs in other languages use
@@ -26,10 +29,11 @@ def token(address: str, token_file: str | None, new: bool, pem: Path | None, day
         click.ClickException: no node runs here, or its token cannot be read.
     """
     from fastrt.errors import FastrtError
+    from fastrt.net.grpc.auth import METRICS_KEY
     from fastrt.net.grpc.identity import Identity, new_token
 
-    if new + bearer + (pem is not None) > 1:
-        raise click.UsageError("Give one of --new, --pem and --bearer.")
+    if new + bearer + metrics + (pem is not None) > 1:
+        raise click.UsageError("Give one of --new, --pem, --bearer and --metrics.")
     try:
         if new:
             click.echo(new_token())
@@ -42,7 +46,8 @@ def token(address: str, token_file: str | None, new: bool, pem: Path | None, day
             click.echo(f"{pem}: ca.pem, cert.pem, key.pem, valid for {days} days")
             click.echo(f"servers' name: {programs.name}")
         else:
-            click.echo(identity.key("bearer").hex() if bearer else text)
+            purpose = "bearer" if bearer else METRICS_KEY if metrics else ""
+            click.echo(identity.key(purpose).hex() if purpose else text)
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc
 

@@ -11,8 +11,14 @@ _NAMES = {  # the name in imports -> the name for pip
 }
 
 
+_EXTRAS = {"prometheus_client": "metrics", "perfetto": "timeline", "opentelemetry": "otlp"}  # by the name in imports
+
+
 def advice(missing: str | None) -> str | None:
     """Say what to install if `missing` is the import name of such a package or of a part of it; else None."""
+    extra = _EXTRAS.get((missing or "").partition(".")[0])
+    if extra is not None:
+        return f"this needs a package that is not installed; run: pip install 'fastrt[{extra}]'"
     if missing is None or not any(f"{missing}.".startswith(f"{name.partition('.')[0]}.") for name in _NAMES):
         return None
     absent = [package for name, package in _NAMES.items() if not _is_installed(name)]

@@ -66,6 +66,7 @@ class NodeOptions:
         export: modules whose remote functions can be called through the scheduler.
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
         job: the coordinator's settings of the job, fields of `CoordinatorOptions`.
+        metrics: `host:port` where the node's metrics are served for Prometheus; None: nowhere.
         state_dir: where scheduler and coordinator keep their state over restarts; None: they keep none.
         accept_loss: whether both may continue with the readable part of a damaged `state_dir`.
     """
@@ -83,6 +84,7 @@ class NodeOptions:
     scheduler: str | None = None
     export: tuple[str, ...] = ()
     coordinator: str | None = None
+    metrics: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
     accept_loss: bool = False
@@ -94,7 +96,7 @@ class Node:
     Attributes:
         head: address of the cluster's head.
         addresses: where its processes serve: "uplink"; "standby" if wanted; on the head "head" and, if wanted,
-            "scheduler" and "coordinator"; with a scheduler "store".
+            "scheduler" and "coordinator"; with a scheduler "store"; "metrics" if wanted.
         session: the name of its session.
         token_file: the file with the cluster's token.
 
@@ -120,6 +122,8 @@ class Node:
             self.addresses = {"standby": options.listen} | self.addresses
         if options.scheduler is not None:
             self.addresses["store"] = join_address(options.host, 0)
+        if options.metrics is not None:
+            self.addresses["metrics"] = options.metrics
         try:
             self.token_file = self._token()
             for name in self.addresses:
@@ -203,6 +207,8 @@ class Node:
         elif name in ("head", "standby"):
             settings |= {"own": self.session if name == "standby" else ""}
         else:
+            if name == "metrics":
+                settings |= {"socket": self._runtime.socket_path}
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
             settings |= {"accept_loss": options.accept_loss and name not in self._children}  # at the first start only

@@ -1,4 +1,5 @@
-"""Services beside the head, each in a separate process: a coordinator for JAX, a scheduler for other languages.
+"""Services beside head and uplink, each in a separate process: a coordinator for JAX, a scheduler for other languages,
+and a node's metrics.
 
 `node_service` starts `main(SETTINGS)`. Their sockets stay open while the head is replaced, and the other way round.
 """
@@ -9,20 +10,27 @@ import json
 import logging
 import os
 import signal
+import ssl
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.address import is_loopback
 from fastrt.net.grpc import streams
+from fastrt.net.grpc.auth import METRICS_KEY
 
 
 def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM arrives.
 
     Args:
-        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss,
-            token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
+        argument: JSON: kind ("coordinator", "scheduler" or "metrics"), listen (address), state_dir (path or null),
+            accept_loss, token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`), for
+            metrics socket (of the node's daemon).
     """
     settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -40,6 +48,8 @@ def main(argument: str) -> None:
 
 def _service(settings: dict[str, Any]) -> Any:
     access = streams.access_of(settings)
+    if settings["kind"] == "metrics":
+        return _metrics(settings, access)
     if settings["kind"] == "scheduler":
         from fastrt.scheduler import Scheduler, SchedulerOptions
 
@@ -66,3 +76,25 @@ def _service(settings: dict[str, Any]) -> Any:
     if options.state_dir is None:
         return Coordinator(options)
     return Front(options, on_failure=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+@contextmanager
+def _metrics(settings: dict[str, Any], access: streams.Access) -> Iterator[Any]:
+    """Serve the node's metrics: on loopback in the clear with a bearer token, elsewhere under TLS.
+
+    Without PEM files of the user, clients beyond loopback show a certificate of the cluster's for programs.
+    """
+    from fastrt.observe.joining import joined
+    from fastrt.observe.metrics import MetricsServer
+
+    if access.tls is not None:
+        tls = access.tls.server_context()
+    elif is_loopback(settings["listen"]):
+        tls = None
+    else:
+        tls = access.identity.for_programs().server_context()
+    proved = tls is not None and tls.verify_mode == ssl.CERT_REQUIRED
+    bearer = None if proved else access.identity.key(METRICS_KEY).hex()
+    listen = settings["listen"]
+    with joined(Path(settings["socket"]), "metrics") as store, MetricsServer(store, listen, bearer, tls) as server:
+        yield server

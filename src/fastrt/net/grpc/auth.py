@@ -15,6 +15,7 @@ from fastrt.errors import ConfigError, FastrtError
 from fastrt.folders import UnsafeFolderError, read_secret
 
 _BEARER = "Bearer "
+METRICS_KEY = "metrics"  # the purpose of the key that scrapes of a node's metrics carry
 
 
 class TokenFileError(FastrtError):
@@ -64,6 +65,22 @@ class TlsFiles:
         except OSError as error:
             raise FastrtError(f"Cannot read the TLS files: {error}. Check their names and modes.") from error
         return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for a server that is not gRPC's; with `client_ca`, clients must present a certificate.
+
+        Raises:
+            FastrtError: a file cannot be read.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
+            raise FastrtError(f"Cannot read the TLS files: {error}. Check their names and modes.") from error
+        return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Credentials for a client that presents `certificate`, and trusts servers signed by `client_ca`.
