@@ -44,7 +44,7 @@ CLI = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
 @fastrt.remote
 def held(path):
     """A task that lasts until the test writes to the fifo."""
-    with open(path) as pipe:
+    with open(path, "rb", buffering=0) as pipe:
         pipe.read(1)
 
 
