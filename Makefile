@@ -28,7 +28,8 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright
-	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]'
+	-command -v promtool > /dev/null || apt-get install --yes -qq prometheus
+	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]' 'fastrt[metrics]'
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/support/jax_envs.py

@@ -18,7 +18,7 @@ PAGES = [
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
     "docs/placement.md", "docs/doctor.md", "docs/data.md", "docs/what_for.md", "docs/why_slow.md", "docs/jax.md",
-    "docs/from_dask.md", "docs/from_multiprocessing.md",
+    "docs/from_dask.md", "docs/from_multiprocessing.md", "docs/metrics.md",
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
@@ -32,6 +32,9 @@ INSTEAD = {
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
     "fastrt list": ["fastrt", "list", "--help"],
     "fastrt memory": ["fastrt", "memory", "--help"],
+    "fastrt metrics --grafana": ["fastrt", "metrics", "--grafana"],
+    "fastrt metrics": ["fastrt", "metrics", "--help"],
+    "fastrt token --metrics": ["fastrt", "token", "--help"],
     "fastrt timeline": ["fastrt", "timeline", "--help"],
     "fastrt start": ["fastrt", "start", "--help"],
     "fastrt doctor --clean": ["fastrt", "doctor", "--help"],

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastrt.membership import MemberUnreachableError, Phase, Role
-from fastrt.net import http_server
 from fastrt.membership.http import request
+from fastrt.net import http_server
 from fastrt.net.grpc.identity import new_token
 from fastrt.net.grpc.trust import trust_of
 

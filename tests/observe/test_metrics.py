@@ -202,6 +202,7 @@ def test_command_serves_beside_a_program_until_the_program_ends(program, runtime
     running = program(
         """
         import fastrt, signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         fastrt.init(num_workers=1, object_store_memory=64 << 20)
         print("up", flush=True)
         signal.sigwait({signal.SIGUSR1})

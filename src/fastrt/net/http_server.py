@@ -217,15 +217,18 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(sock, client_address, server)
 
     def setup(self) -> None:
+        """Read from a bounded stream instead of the socket's own."""
         super().setup()
         self.rfile.close()
         self._incoming = _Incoming(self.connection, self._until)
         self.rfile = io.BufferedReader(self._incoming)
 
     def do_GET(self) -> None:
+        """Answer a GET."""
         self._serve()
 
     def do_POST(self) -> None:
+        """Answer a POST."""
         self._serve()
 
     def _serve(self) -> None:
@@ -276,6 +279,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.content)
 
     def log_message(self, format: str, *args: Any) -> None:
+        """Write to the module's log instead of standard error."""
         _log.debug(format, *args)
 
 
