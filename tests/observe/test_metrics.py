@@ -262,11 +262,14 @@ def prometheus(folder, addresses, bearer):
         [*words, "--web.listen-address=127.0.0.1:0"], stderr=subprocess.PIPE, text=True, bufsize=1
     )
     try:
+        log = ""
         for line in process.stderr:
-            if found := re.search(r'msg="Listening on" address=(\S+)', line):
+            log += line
+            if "Server is ready to receive web requests" in line:
                 break
         else:
-            raise AssertionError("Prometheus did not start")
+            raise AssertionError(f"Prometheus did not start:\n{log}")
+        found = re.search(r'msg="Listening on" address=(\S+)', log)
 
         def ask(expression):
             query = urllib.parse.urlencode({"query": expression})

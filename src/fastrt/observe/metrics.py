@@ -209,9 +209,9 @@ def _tasks(counts: reading.Counts) -> Iterator[Metric]:
     family = GaugeMetricFamily(
         "fastrt_tasks", "Tasks and calls of actors that have not ended.", labels=["function", "state"]
     )
-    shown: dict[str, Counter[str]] = {}
+    shown: dict[str, Counter[str]] = {OTHER: Counter()}  # always there: an idle session shows 0, not nothing
     for one in counts.tasks:
-        name = one.name if one.name in shown or len(shown) < FUNCTIONS_MAX else OTHER
+        name = one.name if one.name in shown or len(shown) <= FUNCTIONS_MAX else OTHER
         shown.setdefault(name, Counter()).update(one.states)
     for name, states in shown.items():
         for state in _TASK_STATES:
