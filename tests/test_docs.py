@@ -18,7 +18,7 @@ PAGES = [
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
     "docs/placement.md", "docs/doctor.md", "docs/data.md", "docs/what_for.md", "docs/why_slow.md", "docs/jax.md",
-    "docs/from_dask.md", "docs/from_multiprocessing.md", "docs/metrics.md",
+    "docs/from_dask.md", "docs/from_multiprocessing.md", "docs/metrics.md", "docs/debugging.md",
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
@@ -35,6 +35,8 @@ INSTEAD = {
     "fastrt metrics --grafana": ["fastrt", "metrics", "--grafana"],
     "fastrt metrics": ["fastrt", "metrics", "--help"],
     "fastrt token --metrics": ["fastrt", "token", "--help"],
+    "fastrt stack": ["fastrt", "stack", "--help"],
+    "fastrt flame": ["fastrt", "flame", "--help"],
     "fastrt timeline": ["fastrt", "timeline", "--help"],
     "fastrt start": ["fastrt", "start", "--help"],
     "fastrt doctor --clean": ["fastrt", "doctor", "--help"],

@@ -3,6 +3,7 @@
 The attacker is a real one: a forked child with another uid. The victim is the user that runs the tests, which is root.
 """
 
+import ctypes
 import dataclasses
 import errno
 import importlib
@@ -47,6 +48,7 @@ from fastrt.store.messages import ListNodes, NodeList
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which takes root")
 
 ATTACKER = 40001
+PTRACE_SEIZE = 0x4206
 MIB = 1 << 20
 HEADER = 64  # bytes of a spilled value's file before the value
 SESSION = "0123456789abcdef" * 2
@@ -547,6 +549,27 @@ def test_another_user_reads_no_log_file_and_a_squatted_log_folder_is_not_written
     assert list((mine / "rt" / "logs").iterdir()) == []
     result = CliRunner().invoke(main, ["logs"], env={"FASTRT_RUNTIME_DIR": str(mine / "rt")})
     assert (result.exit_code, "belongs to uid" in result.output) == (1, True)
+
+
+def test_another_user_reads_no_memory_and_traces_no_worker() -> None:
+    with fastrt.init(1, "64MiB", log_to_driver=False):
+        pid = fastrt.get(fastrt.remote(os.getpid).remote())
+
+        def tries(pid: int) -> list[str]:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+            libc.ptrace.restype = ctypes.c_long
+            got = []
+            for name in ("mem", "environ", "maps"):
+                try:
+                    os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
+                    got.append("opened")
+                except OSError as exc:
+                    got.append(errno.errorcode[exc.errno or 0])
+            assert libc.ptrace(PTRACE_SEIZE, pid, None, None) == -1
+            return [*got, errno.errorcode[ctypes.get_errno()]]
+
+        assert attacker(tries, pid) == ["EACCES", "EACCES", "EACCES", "EPERM"]
 
 
 def test_no_object_that_holds_a_secret_shows_it() -> None:

@@ -45,15 +45,21 @@ from fastrt.store.messages import (
 )
 from fastrt.tasks.marks import Source, mark
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_PTRACER = 1, 15, 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 _MESSAGE_BYTES_MAX = 1 << 16
 
 
 def introduce(name: str) -> None:
-    """Name this process for `ps` and `top`, and have the kernel kill it when the zygote ends."""
+    """Name this process for `ps` and `top`, and have the kernel kill it when the zygote ends.
+
+    Debuggers and profilers of the same user may read it, also where `kernel.yama.ptrace_scope` is 1 (else only
+    parents may read their children).
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_NAME, name.encode())
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)  # fails on kernels without Yama, which need no permission
 
 
 def main(control_fd: int) -> None:
