@@ -36,6 +36,7 @@ LIBRARIES = ["ray", "dask[distributed]", "pyarrow", "scikit-learn", "pandas"]
 MIB = 1 << 20
 WORKERS = 2
 PATIENCE_S = 1200
+SORT_BYTES = "COMPARE_DATA_SORT_BYTES"  # how much data `sort` has, for the process that runs it
 
 
 # ---- the libraries: `run(function, *args, returns=1)` gives a reference or several, `get` the values ----
@@ -152,9 +153,10 @@ LIBRARY = {library.name: library for library in (OnFastrt, OnRay, OnDask)}
 
 
 def sort(on: Any, store: int, folder: Path) -> list[Any]:
-    """Sort four times the store's size."""
+    """Sort four times the store's size, or what `--sort-mib` says."""
     parts = 32
-    made = [on.run(make, k, 4 * store // 8 // parts) for k in range(parts)]
+    data = int(os.environ.get(SORT_BYTES) or 4 * store)
+    made = [on.run(make, k, data // 8 // parts) for k in range(parts)]
     sums = [on.run(total, ref) for ref in made]
     cuts = [on.run(cut_list, ref, parts, returns=parts) for ref in made]
     del made
@@ -339,11 +341,16 @@ def measure(python: Path, program: str, library: str, store: int) -> dict[str, A
 @click.command()
 @click.option("--store-mib", default=128, show_default=True, help="the store; `sort` has 4 x the data")
 @click.option("--full", is_flag=True, help="a store of 1 GiB")
+@click.option("--sort-mib", type=int, help="the data of `sort`, instead of 4 x the store")
 @click.option("--only", type=click.Choice(list(PROGRAMS)), multiple=True, help="the programs to run")
 @click.option("--library", type=click.Choice(list(LIBRARY)), multiple=True, help="the libraries to run them on")
 @click.option("--rounds", default=1, show_default=True, help="the median of so many runs counts")
-def main(store_mib: int, full: bool, only: tuple[str, ...], library: tuple[str, ...], rounds: int) -> None:
+def main(
+    store_mib: int, full: bool, sort_mib: int | None, only: tuple[str, ...], library: tuple[str, ...], rounds: int
+) -> None:
     python, store = make_environment(), 1 << 30 if full else store_mib * MIB
+    if sort_mib is not None:
+        os.environ[SORT_BYTES] = str(sort_mib * MIB)
     load = os.getloadavg()[0]
     click.echo(f"store {store // MIB} MiB, {WORKERS} workers, {os.cpu_count()} processors, load {load:.1f}")
     click.echo("| program | library | s | most memory, MiB | spilled, MiB |\n|---|---|---|---|---|")

@@ -47,6 +47,8 @@ def from_ray(python):
 
 def status_of(section, name):
     """None where the name is there, NO_EFFECT, or the reason of its refusal."""
+    if (section, name) == ("ray", "data"):
+        return f"{refusals.LIBRARY}; its names can be imported, and raise when they are used"
     if section in OF_KINDS:
         return _status_of_option(OF_KINDS[section], name)
     if section == "arguments of init":

@@ -291,3 +291,37 @@ def test_many_cancelled_calls_leave_the_others_in_order(wait_until):
     seen = get(actor.all.remote())
     assert seen == sorted(seen)
     assert set(range(0, 2000, 2)) <= set(seen)
+
+
+def test_constructor_of_an_actor_with_coroutines_runs_on_their_loop(rt):
+    @fastrt.remote
+    class Looped:
+        def __init__(self):
+            import asyncio
+
+            self.loop = asyncio.get_running_loop()
+            self.begun = self.loop.create_task(self.say("begun"))
+
+        async def say(self, text):
+            return text
+
+        async def look(self):
+            import asyncio
+
+            return asyncio.get_running_loop() is self.loop, await self.begun
+
+    assert fastrt.get(Looped.remote().look.remote(), timeout=20) == (True, "begun")
+
+
+def test_constructor_on_the_loop_that_raises_ends_the_actor_without_frames_of_asyncio(rt):
+    @fastrt.remote
+    class Broken:
+        def __init__(self):
+            raise ValueError("no instance today")
+
+        async def look(self):
+            return 1
+
+    with pytest.raises(fastrt.ActorDiedError, match="no instance today") as caught:
+        fastrt.get(Broken.remote().look.remote(), timeout=20)
+    assert "asyncio" not in str(caught.value)

@@ -83,7 +83,18 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = ("cloudpickle", "dag", "experimental", "remote_function", "runtime_env", "types")
+_MODULES = (
+    "_private",
+    "_raylet",
+    "autoscaler",
+    "cloudpickle",
+    "dag",
+    "data",
+    "experimental",
+    "remote_function",
+    "runtime_env",
+    "types",
+)
 
 
 def get_gpu_ids() -> list[str]:

@@ -61,7 +61,7 @@ def install() -> None:
     Raises:
         FastrtError: this process has imported Ray itself.
     """
-    if hasattr(sys.modules.get(_RAY), "_raylet"):
+    if hasattr(sys.modules.get(_RAY), "_config"):
         raise FastrtError("this process has imported Ray itself; start the program by `python -m fastrt.ray`")
     if not any(isinstance(one, Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, Finder())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastrt.errors import UnsupportedError
 
-_LIBRARY = "it is one of Ray's libraries, and fastrt has Ray's core only"
+LIBRARY = "it is one of Ray's libraries, and fastrt has Ray's core only"
 _OTHER_LANGUAGE = "fastrt's workers run Python only"
 _RAY_CLIENT = "fastrt has no client outside of its cluster; a program runs on a node of it"
 _PRIVATE = "it is not public in Ray"
@@ -16,15 +16,13 @@ _LOGS = "fastrt shows the output of workers as it comes, and keeps none of it fo
 # By module: names and their reasons.
 REFUSED: dict[str, dict[str, str]] = {
     "ray": {
-        **dict.fromkeys(("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow"), _LIBRARY),
+        **dict.fromkeys(("air", "llm", "rllib", "serve", "train", "tune", "workflow"), LIBRARY),
         **dict.fromkeys(
             ("Language", "cpp_function", "cross_language", "java_actor_class", "java_function"), _OTHER_LANGUAGE
         ),
         **dict.fromkeys(("ClientBuilder", "client", "client_builder"), _RAY_CLIENT),
-        **dict.fromkeys(("_config", "_private", "_raylet", "_common", "core", "internal", "widgets"), _PRIVATE),
-        **dict.fromkeys(
-            ("autoscaler", "cluster_utils", "dashboard", "job_config", "job_submission", "scripts"), _CLUSTER
-        ),
+        **dict.fromkeys(("_config", "_common", "core", "internal", "widgets"), _PRIVATE),
+        **dict.fromkeys(("cluster_utils", "dashboard", "job_config", "job_submission", "scripts"), _CLUSTER),
     },
     "ray.util": {
         **dict.fromkeys(("connect", "disconnect", "client", "client_connect"), _RAY_CLIENT),

@@ -29,7 +29,7 @@ WITHOUT_MEANING = (
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
     "proxy_server_url", "_metrics_export_port", "_system_config", "_enable_object_reconstruction", "_node_name",
     "_redis_max_memory", "_redis_username", "_redis_password", "_tracing_startup_hook", "_plasma_directory",
-    "_driver_object_store_memory", "_temp_dir", "_node_ip_address",
+    "_driver_object_store_memory", "_temp_dir", "_node_ip_address", "_memory",
 )  # fmt: skip
 REASONS = {
     "job_config": "a job has no settings beside those of init",
@@ -37,7 +37,6 @@ REASONS = {
     "cgroup_path": "fastrt does not limit its workers by cgroups",
     "system_reserved_cpu": "fastrt does not limit its workers by cgroups",
     "system_reserved_memory": "fastrt does not limit its workers by cgroups",
-    "_memory": "fastrt does not count memory as a resource",
 }
 
 

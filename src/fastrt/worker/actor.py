@@ -186,7 +186,12 @@ class ActorWorker(Worker):
         args, kwargs = self._store.get(self.plan.init)  # waits if it comes from another node
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
-        instance = self._instance = cls(*values, **named)
+        if any(method.is_async for method in self.plan.methods):
+            self._coroutines = Coroutines(self)
+            instance = self._coroutines.build(lambda: cls(*values, **named))
+        else:
+            instance = cls(*values, **named)
+        self._instance = instance
         self._methods += [bound_method(instance, method.name) for method in self.plan.methods]
         if trace.enabled(self._client):
             self._write_names()
@@ -199,8 +204,7 @@ class ActorWorker(Worker):
             replace_private(private_folder(folder, "the folder of names"), str(os.getpid()), json.dumps(names).encode())
 
     def _serve(self) -> None:
-        if any(method.is_async for method in self.plan.methods):
-            self._coroutines = Coroutines(self)
+        if self._coroutines is not None:
             self._coroutines.serve()
         elif self.plan.concurrency > 1 or self.plan.groups:
             Threads(self).serve()

@@ -268,6 +268,33 @@ class Coroutines:
         }
         worker.store.task_here = self._task_here
 
+    def build(self, constructor: Callable[[], Any]) -> Any:
+        """Return what a constructor returns that runs on the main thread's loop, as the calls will.
+
+        So `asyncio.get_running_loop()` there is the loop of the calls.
+
+        Raises:
+            BaseException: the constructor's exception.
+        Source:
+            Ray runs the constructors of asyncio actors on their loop.
+        """
+        import asyncio
+
+        found: list[tuple[Any, BaseException | None]] = []
+
+        async def run() -> None:
+            try:
+                found.append((constructor(), None))
+            except BaseException as exc:  # raised below, without the frames of asyncio
+                found.append((None, exc))
+
+        asyncio.set_event_loop(self._main.loop)
+        self._main.loop.run_until_complete(run())
+        instance, error = found[0]
+        if error is not None:
+            raise error
+        return instance
+
     def serve(self) -> None:
         """Run calls until the actor has ended, or is ordered to stop."""
         signal.signal(signal.SIGINT, self._on_cancel)
@@ -284,7 +311,8 @@ class Coroutines:
     def end(self) -> None:
         """Wait until the coroutines have ended that were cancelled at the end of the actor."""
         for thread in self._threads.values():
-            thread.join(_LAST_S)
+            if thread.ident is not None:  # the constructor did not fail
+                thread.join(_LAST_S)
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine on the main thread's loop, which has been stopped."""
