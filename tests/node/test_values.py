@@ -241,6 +241,32 @@ def test_value_that_shares_the_source_of_an_unused_one_is_made_again_when_it_is_
     asyncio.run(play())
 
 
+def test_node_that_stops_fetching_a_value_does_not_keep_its_turn(wait_until):
+    """Other nodes wait for the copy of the node that is about to get it."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            remote, spreads = here.exchange.traffic.remote, there.exchange.traffic._tables.spreads
+            result = here.forward(1)
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(3)))
+            core.finish(there.client, task)
+            await asyncio.to_thread(wait_until, lambda: remote.find(result.objref), "its source is known")
+            asked = []
+            ask, received = spreads.ask, spreads.received
+            spreads.ask = lambda *what: (asked.append("ask"), ask(*what))
+            spreads.received = lambda objref, peer, number: (asked.append(number), received(objref, peer, number))
+            remote.fetch(result.objref)
+            here.exchange.traffic.arrivals.cancel(remote.find(result.objref).number)
+            await asyncio.to_thread(wait_until, lambda: asked == ["ask", 0], "the peer to learn of both")
+            assert not spreads._spreads
+            found = await asyncio.to_thread(here.store.get, result, PATIENCE_S)
+            np.testing.assert_array_equal(found, pattern(3))
+            del found
+
+    asyncio.run(play())
+
+
 def test_result_that_is_about_to_be_sent_keeps_the_value_that_another_node_has(wait_until):
     """A task came here and was forwarded on, here to the node that it came from. Unused values are released then."""
 

@@ -250,6 +250,7 @@ class Arrivals:
             if self._exchange.traffic.values is not None:
                 self._exchange.traffic.values.cancel(number)
             arriving.writer.abort()
+            self._end_turn(number, arriving)
 
     async def room_for(self, frame: Any) -> None:
         """Wait until the store has room for the values in a frame; the sender waits meanwhile.
@@ -409,6 +410,11 @@ class Arrivals:
         if not arriving.is_kept:
             self._exchange.out.add("taken", number)
 
+    def _end_turn(self, number: int, arriving: Arriving) -> None:
+        """Tell the peer that this node stops fetching a value whose sender the peer has chosen: others wait for it."""
+        if arriving.attempts:
+            self._exchange.traffic.has_no_copy(number)
+
     def drop(self, task: int, result: int | None = None) -> None:
         """Stop writing one result of a task, or all of them: the memory may be reused."""
         for number, one in list(self._offered.items()):
@@ -421,6 +427,7 @@ class Arrivals:
                 if transfer < 0 and self._exchange.traffic.values is not None:
                     self._exchange.traffic.values.cancel(-transfer)
                     self._taken(-transfer, one)
+                    self._end_turn(-transfer, one)
 
     def named(self) -> set[int]:
         """Return the numbers of the objects that these values contain."""

@@ -421,6 +421,10 @@ class ValueTraffic:
             offered = source.offered = source.offered or self.values.offer_copy(source.ref)
         self._exchange.out.add("copy", _Copy(number=number, offered=offered))
 
+    def has_no_copy(self, number: int) -> None:
+        """Tell the peer that this node does not fetch a value any more, and has no copy to offer."""
+        self._exchange.out.add("copy", _Copy(number=number, offered=0))
+
     def receive(
         self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
     ) -> None:
@@ -455,6 +459,9 @@ class ValueTraffic:
 
     def on_answer(self, number: int, again: bool) -> None:
         """Handle the answer to an offer: the peer has taken the value, or requests it in pieces."""
+        objref = self.values.kept_object(number) if self.values is not None and again else None
+        if objref is not None:  # the value comes in pieces: its receiver offers no copy
+            self._tables.spreads.received(objref, self._exchange, 0)
         offer = self.values.answered(number) if self.values is not None else None
         if offer is not None and again:
             self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
