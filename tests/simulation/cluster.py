@@ -5,6 +5,8 @@ The invariants, checked at each read and at the end:
 - a read gives the right value or a stated error; without lost machines and long cuts, the right value;
 - a task begins at most once more than its retries allow;
 - no node refuses what another one sends, and no process raises an unexpected error;
+- a task that was cancelled while it ran ends, wherever it runs; no task is forwarded more often than allowed;
+- an uplink's death ends the tasks that had come through it from other nodes;
 - when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
 - the messages between the nodes stay in proportion to the tasks.
 """
@@ -43,6 +45,7 @@ WORK_S = 5.0  # in which faults may come
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
 MESSAGES_A_TASK = 60
+HOPS_MAX = 4
 
 
 @dataclass
@@ -94,6 +97,9 @@ class Cluster:
         self.reads = 0
         self.faults: list[str] = []
         self.drivers: list[Any] = []
+        knobs = random.Random(plan.seed ^ 0x5E77)
+        self.tidy_s = knobs.choice((uplink._TIDY_S, 0.1, 0.02))  # more often: more releases cross other messages
+        self.idle_s = knobs.choice((4.0, 0.5))  # before an unused stream is closed
 
     def next_port(self) -> int:
         self._port += 1
@@ -123,6 +129,11 @@ class Cluster:
         if self.may_lose and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
             return
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
+
+    def check_hops(self, number: int, hops: int) -> None:
+        """Check how often a task was forwarded before it runs."""
+        if hops > HOPS_MAX:
+            self.world.violation(f"task {number} was forwarded {hops} times")
 
     def check_end(self) -> None:
         """Check what is left when nothing is used."""
@@ -212,7 +223,7 @@ class Cluster:
         rng = random.Random(self.plan.seed ^ 0xFA17)
         kinds: list[Callable[[random.Random], tuple[str, Callable[[], None], float]]] = [
             self._kill_uplink, self._kill_uplink, self._kill_worker, self._cut, self._cut, self._kill_head, self._slow,
-            self._drop_copies,
+            self._drop_copies, self._break,
         ]  # fmt: skip
         if self.plan.machines:
             kinds += [self._lose_node, self._long_cut, self._kill_driver]
@@ -267,6 +278,13 @@ class Cluster:
         seconds, both = rng.choice((0.05, 1.0, 6.0, 14.0)) * rng.random(), rng.random() < 0.5
         fault = partial(self.world.network.cut, a, b, seconds, both)
         return f"cut {a} {'-' if both else '>'} {b} for {seconds:.2f} s", fault, seconds
+
+    def _break(self, rng: random.Random) -> Any:
+        a, b = rng.sample(range(self.plan.nodes), 2)
+        seconds = rng.random() * rng.choice((0.1, 2.0, 8.0))
+        hosts = f"n{a + 1}", f"n{b + 1}"
+        fault = partial(self.world.network.reset, *hosts, seconds)
+        return f"{hosts[1]} notices {seconds:.2f} s after {hosts[0]} that their streams are broken", fault, seconds
 
     def _long_cut(self, rng: random.Random) -> Any:
         a, b = rng.sample([f"n{k + 1}" for k in range(self.plan.nodes)], 2)
@@ -405,6 +423,8 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
                 (janitor, "interrupt", interrupt),
                 (value_traffic, "BYTES_MIN", 32 << 10),
                 (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
+                (uplink, "_TIDY_S", cluster.tidy_s),
+                (uplink, "_QUIET_TIDY_S", 4 * cluster.tidy_s),
                 (outbox, "PIECE_BYTES", 8 << 10),
                 (outbox, "FRAME_BYTES", 32 << 10),
                 (unread, "forward", lambda tell: None),

@@ -89,6 +89,8 @@ MUTANTS = [
     Mutant("inbox: nothing is written for who asked again", "inbox",
            "            if 0 < arriving.attempts < _ATTEMPTS_MAX:\n",
            "            if True:\n                return\n            if False:\n"),
+    Mutant("spread: a receiver that stops keeps its turn", "inbox",
+           "self._exchange.traffic.has_no_copy(number)", "pass"),
     Mutant("spread: a failed sender keeps its turn", "spread",
            "        failed = self._sending.pop(peer, None)\n", "        failed = self._sending.get(peer)\n"),
     Mutant("daemon: an order is claimed without a look", "daemon_link",

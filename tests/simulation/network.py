@@ -289,6 +289,17 @@ class Network:
             self.world.at(at, lambda side=side: stream.end(side, why))
         stream.is_broken = True
 
+    def reset(self, a: str, b: str, seconds: float) -> None:
+        """Break the streams between two hosts: the first notices at once, the second after a while."""
+        for stream in list(self.streams):
+            hosts = [one.host for one in stream.processes]
+            if {a, b} == set(hosts):
+                side = hosts.index(a)
+                stream.end(side, "the connection was reset")
+                self.world.after(
+                    seconds, lambda stream=stream, side=side: stream.end(1 - side, "keepalive watchdog timeout")
+                )
+
     def process_died(self, process: Process) -> None:
         for stream in list(self.streams):
             if process in stream.processes:

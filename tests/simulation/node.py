@@ -18,6 +18,7 @@ from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment, sweep
 from fastrt._core.objects import functions, handles, remote
+from fastrt._core.repair import inspect
 from fastrt._core.repair.fsck import fsck, usage
 from fastrt._core.tasks import admission as core_admission
 from fastrt._core.tasks import submission
@@ -226,6 +227,7 @@ class Worker(Member):
         cluster = self.node.cluster
         _, (number, *refs), _ = core.arguments(self.client, task)
         spec = cluster.program.tasks[number]
+        cluster.check_hops(number, core.info(self.client, task)["hops"])
         cluster.starts[number] = cluster.starts.get(number, 0) + 1
         cluster.world.say(f"{self.node.host} runs task {number}")
         scope: dict[str, Any] = {}
@@ -360,7 +362,7 @@ class UplinkMember(Member):
         settings = {
             "head": node.cluster.head_address, "listen": node.address(), "name": node.host,
             "workers": node.cpus, "join_first": False, "lineage_bytes": 64 << 20, "keep_bytes": 16 << 10,
-            "peer_idle_s": 4.0, "standby": "", "labels": {},
+            "peer_idle_s": node.cluster.idle_s, "standby": "", "labels": {},
         }  # fmt: skip
         self.uplink = Uplink(self.store, settings, node.cluster.access, self.lasting)
         self.lasting.deliver = self.uplink._orders._on_message
@@ -520,11 +522,19 @@ class Node:
             self.world.after(self.world.rng.uniform(*RESTART_S), self._new_uplink)
         self.janitor.bury(member.slot, os.getpid(), "was killed")
         self.janitor.wake_all()
+        if isinstance(member, UplinkMember):
+            self._check_no_guests()
         del self.members[member.slot]
         if isinstance(member, Worker):
             self.workers.remove(member)
             self.workers.append(self._add(Worker(self)))
         self.after_step()
+
+    def _check_no_guests(self) -> None:
+        """Check that the tasks that came from other nodes end with the uplink: their own nodes run them again."""
+        for row in inspect.tasks(self.client):
+            if core.info(self.client, row["task"])["hops"] and not row["cancelled"] and row["state"] != "ending":
+                self.world.violation(f"{self.host}: a task of another node goes on without an uplink: {row}")
 
     def _new_uplink(self) -> None:
         if self.alive:

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
+ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
 
 
@@ -94,7 +95,9 @@ class Program:
                 made.append(("submit", task.number))
                 self.by_driver.append((task.args, task.results))
                 scope += task.results
-                if rng.random() < 0.04:
+                if rng.random() < 0.08:
+                    # Half of them end only so.
+                    task.duration_s = rng.choice((task.duration_s, ENDLESS_S))
                     made += [("sleep", rng.random() * 0.1), ("cancel", task.number)]
                     for key in task.results:
                         self.outcome[key] = EITHER
