@@ -123,6 +123,12 @@ def test_flags_are_words(monkeypatch, text, value):
         ("start_timeout_s", 0, "more than 0"),
         ("start_timeout_s", "nan", "more than 0"),
         ("start_timeout_s", "soon", "number of seconds"),
+        ("logging", "LOUD", "'LOUD': must be a level"),
+        ("logging", True, "must be a level"),
+        ("logging", "{", "must be a level"),
+        ("logging", {}, "'version': 1"),
+        ("logging", {"version": 1, "handlers": {"x": {"class": object}}}, "travels to workers as JSON"),
+        ("logging", {"version": 1, "formatters": {"x": {"format": "x" * 20_000}}}, "more than 16384"),
         ("runtime_dir", 7, "must be a path"),
         ("runtime_dir", "/" + "x" * 60, "60 bytes"),
     ],
@@ -131,6 +137,15 @@ def test_bad_value_is_refused_by_name(name, value, message):
     with pytest.raises(ConfigError, match=message) as caught:
         Config.load(**{name: value})
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("debug", "10"), (30, "30"), ("JSON", "json"), ("", ""), ({"version": 1}, '{"version": 1}'),
+     ('{"version": 1}', '{"version": 1}')],
+)  # fmt: skip
+def test_logging_is_a_level_json_or_a_dictionary(given, read):
+    assert Config.load(logging=given).logging == read
 
 
 def test_bad_environment_names_the_variable(monkeypatch):

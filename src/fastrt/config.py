@@ -7,6 +7,8 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import math
 import os
 import re
@@ -29,6 +31,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _URL_BYTES_MAX = 1000
+_LOGGING_BYTES_MAX = 16 << 10
 STORE_BYTES_MIN = 16 << 20
 LOG_BYTES_MIN = 1 << 20
 _POPULATE_BYTES = 5 << 29  # 2.5 GiB
@@ -92,6 +95,8 @@ class Config:
         log_fold: whether equal lines that several processes print, or one process again and again, are printed once,
             with their number.
         log_bytes: bytes of the session's log files, for `fastrt logs`; the oldest lines make room. 0: no log files.
+        logging: settings of the module `logging` in workers and actors: a level ("DEBUG", or a number), "json" for a
+            JSON object a line, or a dictionary for `logging.config.dictConfig`, also as JSON. "": Python's defaults.
         trace: whether processes record their events from the start, for `fastrt timeline`.
         record_call_sites: whether each object records the line that created it, for `fastrt memory`.
         advice: whether fastrt warns about known causes of slow programs.
@@ -124,6 +129,7 @@ class Config:
     log_rate: int
     log_fold: bool
     log_bytes: int
+    logging: str
     trace: bool
     record_call_sites: bool
     advice: bool
@@ -486,6 +492,40 @@ def _one_of(*words: str) -> Callable[[str, Any], str]:
     return read
 
 
+def _logging(source: str, value: Any) -> str:
+    """Read settings of `logging` as text: "", "json", the number of a level, or the JSON of a dictionary."""
+    wanted = 'must be a level such as "INFO", "json", or a dictionary for logging.config.dictConfig'
+    if isinstance(value, str):
+        text = value.strip()
+        if text.startswith("{"):
+            try:
+                value = read_json(text, source, bytes_max=_LOGGING_BYTES_MAX)
+            except ValueError as exc:
+                raise _refuse(source, value, f"{wanted}: {exc}") from None
+        elif text.lower() in ("", "json"):
+            return text.lower()
+        else:
+            level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+            value = level if isinstance(level, int) else value  # an unknown name gives a text
+    if isinstance(value, Mapping):
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError) as exc:
+            raise _refuse(
+                source,
+                value,
+                f"the dictionary travels to workers as JSON, so its values must be texts, numbers, ...: {exc}",
+            ) from None
+        if value.get("version") != 1:
+            raise _refuse(source, value, "the dictionary needs 'version': 1, the only one that dictConfig knows")
+        if len(text) > _LOGGING_BYTES_MAX:
+            raise _refuse(source, text[:80], f"the dictionary has more than {_LOGGING_BYTES_MAX} characters as JSON")
+        return text
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1000:
+        raise _refuse(source, value, wanted)
+    return str(value)
+
+
 def _seconds(source: str, value: Any) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else -1.0
@@ -545,6 +585,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "log_rate": _Setting(_size_from(0), lambda: 4 << 20),
     "log_fold": _Setting(_flag, lambda: True),
     "log_bytes": _Setting(_log_bytes, lambda: 64 << 20),
+    "logging": _Setting(_logging, lambda: ""),
     "trace": _Setting(_flag, lambda: False),
     "record_call_sites": _Setting(_flag, lambda: False),
     "advice": _Setting(_flag, lambda: True),

@@ -442,6 +442,7 @@ class Configure(Message):
     call_sites: bool
     library_threads: U32
     cleanup_timeout_s: float
+    logging: str
 
 
 class Fork(Message):

@@ -255,6 +255,14 @@ def _become_independent(title: str, descriptors: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.enable()
+    _reseed()
+
+
+def _set_up_logging(setting: str, source: Callable[[], Source]) -> None:
+    if setting:
+        from fastrt.worker import user_logging  # here: few sessions need it
+
+        user_logging.apply(setting, source)
 
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
@@ -267,7 +275,6 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
     _become_independent("fastrt-worker" if actor is None else "fastrt-actor", session["descriptors"])
     out, err = _open_outputs(out_fd, err_fd)
-    _reseed()
     core_client, link = join.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
     daemon = join.Lasting(session["socket"], link)
 
@@ -318,6 +325,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         worker = Worker(store, daemon.send, stop_ordered, may_wait, ending, threads, [out, err])
     else:
         worker = ActorWorker(store, actor, stop_ordered, ending, threads, [out, err])
+    _set_up_logging(session["logging"], worker.source_here)
     try:
         worker.run()
     finally:
