@@ -91,7 +91,10 @@ def test_bill_of_materials_names_parts_and_dependencies():
 
 def test_wheel_has_no_files_of_others_without_a_licence():
     # A new kind of file, such as a script of a web page: its licence belongs into the wheel, and its part in setup.py.
-    known = {".binpb", ".h", ".json", ".proto", ".pxd", ".py", ".pyc", ".pyi", ".so", ".typed", ""}
+    known = {
+        *(".binpb", ".css", ".h", ".html", ".js", ".json", ".proto", ".pxd", ".py", ".pyc", ".pyi", ".so", ".svg"),
+        *(".typed", ""),
+    }  # fmt: skip
     files = [path for path in importlib.metadata.files("fastrt") if path.parts[0] == "fastrt"]
     assert len(files) > 300
     assert {path.suffix for path in files} <= known

@@ -30,7 +30,7 @@ Complaints = Iterator[str]
 
 # Left may import right; names joined by | never import each other.
 LAYERS = (
-    "ray > cli|joblib|dask|actor > util > runtime > observe > cluster > worker|node|ps|engines|objstore "
+    "ray > cli|joblib|dask|actor > dashboard > util > runtime > observe > cluster > worker|node|ps|engines|objstore "
     "> tasks|transfer|collective > scheduler|coordination|membership > store|net|durable > config "
     "> _core|exceptions|folders|foreign_text|ids|transitions > ray_exceptions > errors|lazy"
 )

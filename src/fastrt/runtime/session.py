@@ -78,6 +78,12 @@ class Runtime:
     def __repr__(self) -> str:
         return f"Runtime(session={self.session[:8]}, num_workers={self.num_workers})"
 
+    def _repr_html_(self) -> str:
+        """The session as a table, for notebooks: with the address of its dashboard, or the command that starts one."""
+        from fastrt.runtime import dashboards
+
+        return dashboards.as_html(self.session, self.socket_path, self.num_workers, self.object_store_memory)
+
     def _join(self, logs: str = "") -> tuple[Store, Link]:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = join.join(self.socket_path, "driver", name, logs=logs)

@@ -71,6 +71,12 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
         _cancel_children(store, *maker, force)
 
 
+def cancel_record(store: Store, record: int, number: int) -> None:
+    """Cancel the task with that id, if it is still in that record of the task table; not what it has submitted."""
+    what, task, pid = core.cancel_task(store.client, record, number, False)
+    _carry_out(store, what, task, pid, False, f"task {number:016x} was cancelled before it started")
+
+
 def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:
     """Cancel the tasks that a cancelled task has submitted, and the tasks of those, and so on.
 

@@ -237,7 +237,7 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
             table: dict[str, Any] = store.get(_there(store, group, placement_group_table))
             return table
     rows = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, patient=True).groups
-    found = {row.group: _row(row) for row in rows}
+    found = {row.group: row_of(row) for row in rows}
     if group is None:
         return found
     removed = {"placement_group_id": group.id, "strategy": group.strategy, "state": "REMOVED", "bundles": {}}
@@ -350,7 +350,8 @@ def _nodes(store: Store) -> messages.NodeList:
     return join.inquire(store.socket_path, messages.ListNodes(), messages.NodeList, patient=True)
 
 
-def _row(row: messages.GroupRow) -> dict[str, Any]:
+def row_of(row: messages.GroupRow) -> dict[str, Any]:
+    """A group as in `placement_group_table`, from the daemon's answer."""
     bundles = {
         int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts.items() if not is_selector(name)}
         for k, amounts in row.bundles.items()

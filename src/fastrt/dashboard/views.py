@@ -1,0 +1,37 @@
+"""The pages, the files and the requests of buttons, by their names in addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastrt.dashboard.pages import actors, deeds, machines, memory, overview, tasks, timeline
+from fastrt.dashboard.sections import Section
+from fastrt.dashboard.watched import Watched
+from fastrt.store.client import Store
+
+NO_SESSION = (
+    "No session runs here. Start a program that calls fastrt.init(), or `fastrt start`: this page shows it by itself."
+)
+View = Callable[[Watched, Store, Mapping[str, str]], list[Section]]
+
+VIEWS: dict[str, View] = {
+    "overview": overview.overview,
+    "tasks": tasks.tasks,
+    "rows": tasks.rows,
+    "task": tasks.task,
+    "actors": actors.actors,
+    "actor": actors.actor,
+    "workers": machines.workers,
+    "process": machines.process,
+    "memory": memory.memory,
+    "timeline": timeline.timeline,
+    "nodes": machines.nodes,
+}
+FILES: dict[str, Callable[[Watched, Store, Mapping[str, str]], tuple[bytes, str]]] = {"timeline.json": timeline.saved}
+DEEDS: dict[str, Callable[[Watched, Store, Mapping[str, Any]], str]] = {
+    "do/record": timeline.record,
+    "do/stop": timeline.stop,
+    "act/cancel": deeds.cancel,
+    "act/kill": deeds.kill,
+}

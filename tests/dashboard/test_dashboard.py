@@ -1,0 +1,231 @@
+"""`fastrt dashboard` as a process beside a session: pages, streams, files, buttons, and its end."""
+
+import http.client
+import json
+import os
+import threading
+import time
+
+import pytest
+
+import fastrt
+from fastrt._core.memory import trace
+from fastrt.store import client as store_client
+from support.dashboard import Dashboard
+
+
+@fastrt.remote
+def double(x):
+    return 2 * x
+
+
+@fastrt.remote
+def held(name):
+    event = threading.Event()
+    while not os.path.exists(name):
+        event.wait(0.01)
+
+
+@fastrt.remote
+class Counter:
+    def add(self):
+        return 1
+
+
+@pytest.fixture(scope="module")
+def dash(rt, runtime_dir):
+    with Dashboard(runtime_dir, "--allow-actions") as running:
+        yield running
+
+
+def rows_of(section):
+    return [
+        [cell["text"] if isinstance(cell, dict) and "text" in cell else cell for cell in row] for row in section["rows"]
+    ]
+
+
+def test_overview_counts_the_tasks_that_end(rt, dash, wait_until):
+    before = dict(one[:2] for one in dash.view("overview")["now"]["facts"])["tasks ended"]
+    fastrt.get([double.remote(k) for k in range(1000)])
+
+    def counted():
+        return dict(one[:2] for one in dash.view("overview")["now"]["facts"])["tasks ended"] - before
+
+    wait_until(lambda: counted() >= 1000, "the count")
+    assert counted() == 1000
+    wait_until(lambda: dash.view("overview")["limit"]["text"].startswith("Nothing runs"), "an idle session")
+    assert len(dash.view("overview")["rate"]["lines"][0]["values"]) > 0
+
+
+def test_task_that_waits_leads_to_its_cause(rt, dash, tmp_path, wait_until):
+    gate = tmp_path / "gate"
+    first = held.remote(str(gate))
+    second = double.options(name="later").remote(first)
+    try:
+        wait_until(lambda: len(dash.view("rows", state="running")["rows"]["rows"]) == 1, "the first to run")
+        (waiting,) = rows_of(dash.view("rows", state="waiting")["rows"])
+        about = dash.view("task", task=waiting[0])
+        assert dict(one[:2] for one in about["task"]["facts"])["state"] == "waiting"
+        ((cause, name, state, *_),) = rows_of(about["chain"])
+        assert (name, state) == ("held", "running")
+        pid = dash.view("task", task=cause)["worker"]["rows"][0][0]["args"]["pid"]
+        process = dash.view("process", pid=pid)
+        assert dict(one[:2] for one in process["process"]["facts"])["runs"] == "held"
+        assert [row[1] for row in rows_of(process["tasks"])] <= ["held", "later"]
+    finally:
+        gate.touch()
+        with pytest.raises(fastrt.TaskError):  # twice None
+            fastrt.get(second)
+
+
+def test_every_page_has_sections_also_when_nothing_is_there(rt, dash):
+    for view in ("overview", "tasks", "rows", "actors", "workers", "memory", "timeline", "nodes"):
+        found = dash.view(view)
+        assert found["head"]["state"] == "live"
+        assert len(found) > 1, view
+        assert "failed" not in found, found["failed"]
+    assert "call f.remote" in dash.view("tasks")["functions"]["empty"]
+    for view, args in (
+        ("task", {"task": "0" * 16}),
+        ("actor", {"actor": 99}),
+        ("process", {"pid": 1}),
+    ):
+        assert "gone" in dash.view(view, **args)
+    status, _, body = dash.request("/view?view=nothing", authorization=f"Bearer {dash.token}")
+    assert (status, body) == (404, b"there is no such page\n")
+
+
+def test_actors_are_listed_and_killed(rt, dash, wait_until):
+    counter = Counter.options(name="one").remote()
+    assert fastrt.get(counter.add.remote()) == 1
+    wait_until(lambda: rows_of(dash.view("actors")["actors"]), "the actor's row")
+    (row,) = rows_of(dash.view("actors")["actors"])
+    assert row[1:4] == ["Counter", "one", "alive"]
+    (button,) = dash.view("actor", actor=row[0])["kill"]["buttons"]
+    assert dash.post("/" + button[1], **{**button[2], "id": "0" * 16}) == (
+        200,
+        {"said": "the actor is gone", "done": True},
+    )
+    assert dash.post("/" + button[1], **button[2]) == (200, {"said": "killed", "done": True})
+    with pytest.raises(fastrt.ActorDiedError, match="from the dashboard"):
+        fastrt.get(counter.add.remote())
+    del counter
+
+
+def test_queued_task_is_cancelled(rt, dash, tmp_path, wait_until):
+    gate = tmp_path / "gate"
+    running = [held.remote(str(gate)) for _ in range(2)]
+    wait_until(lambda: len(dash.view("rows", state="running")["rows"]["rows"]) == 2, "both workers to be busy")
+    queued = double.remote(1)
+    ((number, *_),) = rows_of(dash.view("rows", name="double")["rows"])
+    assert dash.post("/act/cancel", task=number) == (200, {"said": "cancelled", "done": True})
+    with pytest.raises(fastrt.TaskCancelledError, match="was cancelled before it started"):
+        fastrt.get(queued)
+    assert dash.post("/act/cancel", task=number) == (200, {"said": "the task has ended", "done": True})
+    assert dash.post("/act/cancel", task=5)[0] == 400
+    gate.touch()
+    fastrt.get(running)
+
+
+def test_memory_shows_kinds_and_holders(rt, dash):
+    ref = fastrt.put(bytes(5 << 20))
+    found = dash.view("memory")
+    kinds = {(row[0], row[1]): row[3:5] for row in found["kinds"]["rows"]}
+    assert kinds["value", "bytes"] == [1, 5 << 20]
+    holders = {row[1]: row[3] for row in found["holders"]["rows"]}
+    assert holders["driver"] >= 5 << 20
+    assert "record_call_sites=True" in found["lines"]["empty"]
+    del ref
+
+
+def test_timeline_is_recorded_while_it_is_looked_at(rt, dash, wait_until):
+    client = store_client.require().client
+    assert not trace.enabled(client)
+    assert "Record" in dash.view("timeline")["record"]["buttons"][0]
+    assert dash.post("/do/record") == (200, {"said": "recording", "done": True})
+    assert trace.enabled(client)
+
+    def seen():
+        fastrt.get([double.remote(k) for k in range(100)])
+        lanes = dash.view("timeline", seconds=3)["lanes"]["lanes"]
+        return any("double" in title for lane in lanes for *_, title in lane["slices"])
+
+    wait_until(seen, "slices of double")
+    status, _, body = dash.request("/file/timeline.json", authorization=f"Bearer {dash.token}")
+    assert status == 200
+    assert "double" in {event["name"] for event in json.loads(body)["traceEvents"]}
+    assert dash.post("/do/stop") == (200, {"said": "stopped", "done": True})
+    assert not trace.enabled(client)
+
+
+def test_stream_sends_changes_only(rt, dash):
+    connection = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
+    connection.request("GET", "/stream?view=nodes", headers={"authorization": f"Bearer {dash.token}"})
+    answer = connection.getresponse()
+    assert answer.getheader("content-type").startswith("text/event-stream")
+    first = json.loads(answer.readline().removeprefix(b"data: "))
+    assert [section["id"] for section in first["set"]] == first["order"]
+    assert answer.readline() == b"\n"
+    assert answer.readline() == b": nothing new\n"
+    answer.close()
+    connection.close()
+
+
+def test_page_is_small_and_loads_nothing_from_elsewhere(rt, dash):
+    sizes = {}
+    for name in (
+        "/",
+        "/static/app.js",
+        "/static/build.js",
+        "/static/chart.js",
+        "/static/style.css",
+        "/static/icon.svg",
+    ):
+        status, headers, body = dash.request(name, authorization=f"Bearer {dash.token}")
+        assert status == 200
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
+        assert b"https://" not in body
+        assert b"innerHTML" not in body
+        sizes[name] = len(body)
+    assert sum(sizes.values()) < 60_000
+    assert dash.request("/static/..%2fapp.py", authorization=f"Bearer {dash.token}")[0] == 404
+
+
+def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir, wait_until):
+    with Dashboard(runtime_dir, "--session", "") as dash:
+        shown = {name for name, _, _ in dash.view("overview")["head"]["sessions"]}
+        one = program(
+            """
+            import signal, fastrt
+            fastrt.init(1, "64MiB")
+            fastrt.get(fastrt.remote(abs).remote(-1))
+            print("ready", flush=True)
+            signal.pause()
+            """
+        )
+        one.wait_for_line("ready")
+        wait_until(lambda: {name for name, _, _ in dash.view("overview")["head"]["sessions"]} - shown, "the session")
+        (name,) = {name for name, _, _ in dash.view("overview")["head"]["sessions"]} - shown
+        wait_until(lambda: dash.view("overview", session=name)["head"]["state"] == "live", "figures")
+        one.process.kill()
+        wait_until(lambda: dash.view("overview", session=name)["head"]["state"] == "ended", "its end")
+        ended = dash.view("overview", session=name)
+        assert ended["head"]["seen"] <= time.time()
+        assert "now" in ended
+        assert "The session has ended" in dash.view("memory", session=name)["ended"]["text"]
+
+
+def test_unusable_address_is_refused_in_words(tmp_path, runtime_dir):
+    from click.testing import CliRunner
+
+    from fastrt.cli.main import main
+
+    env = {"FASTRT_RUNTIME_DIR": str(runtime_dir)}
+    result = CliRunner().invoke(main, ["dashboard", "--host", "0.0.0.0"], env=env)
+    assert result.exit_code == 1
+    assert "in the clear" in result.output
+    result = CliRunner().invoke(main, ["dashboard", "--tls-cert", __file__], env=env)
+    assert "--tls-cert and --tls-key go together" in result.output
+    result = CliRunner().invoke(main, ["dashboard", "--tls-cert", __file__, "--tls-key", __file__], env=env)
+    assert result.exit_code == 1

@@ -1,0 +1,65 @@
+"""The parts of the dashboard that compute: causes, sections, slices, rates."""
+
+import pytest
+
+from fastrt.dashboard import recorder, sections
+from fastrt.dashboard.causes import Load, limit
+from fastrt.dashboard.recorder import Slice
+from fastrt.dashboard.watched import Rates, Sample
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (Load(2, busy=2, ready=5), "All 2 workers are busy, and 5 tasks are ready"),
+        (Load(2, busy=1, blocked=1, ready=1), "1 worker is waiting in fastrt.get inside of tasks"),
+        (Load(2, for_resources=3), "3 tasks are waiting for resources"),
+        (Load(4, busy=1, for_values=3), "3 tasks are waiting for values of 1 running task:"),
+        (Load(2, busy=1, rate=9000.0), "The driver: 1 worker is idle"),
+        (Load(2, busy=1), "1 task is running and none waits"),
+        (Load(2, calls=2), "2 tasks are running and none waits"),
+        (Load(2, blocked=1), "1 task is waiting in fastrt.get, and nothing else runs"),
+        (Load(2), "Nothing runs"),
+        (Load(0), "Nothing runs"),
+        (Load(2, busy=2, ready=5, is_spilling=True), "The store is full"),
+    ],
+)
+def test_limit_names_the_cause(load, words):
+    assert words in limit(load)
+
+
+def test_changes_hold_what_differs():
+    one, two = sections.text("a", "x"), sections.text("b", "y")
+    assert sections.changes({}, [one, two]) == {"order": ["a", "b"], "set": [one, two]}
+    assert sections.changes({"a": one, "b": two}, [one, two]) == {"order": ["a", "b"], "set": []}
+    new = sections.text("a", "z")
+    assert sections.changes({"a": one, "b": two}, [new]) == {"order": ["a"], "set": [new]}
+
+
+def test_long_texts_are_cut():
+    cell = sections.table("t", "t", [("a", "text")], [["x" * 1000]], "")["rows"][0][0]
+    assert len(cell) == 303
+    shown = sections.lines("l", "l", "first\n" + "x" * 30_000 + "last")["text"]
+    assert shown.endswith("last")
+    assert len(shown) < 21_000
+
+
+def test_slices_of_one_moment_are_drawn_as_one():
+    slices = [Slice(k * 10, k * 10 + 9, "fast") for k in range(1000)]
+    found = recorder.drawn(slices, 0, 10_000, 10)
+    assert len(found) == 10
+    assert [row[0] for row in found] == [k / 10 for k in range(10)]
+    assert found[0][3].startswith("100 x fast: ")
+    assert all(0 <= start <= 1 and start + length <= 1 for start, length, _, _ in found)
+
+
+def test_slices_outside_are_left_out_and_long_ones_are_cut():
+    slices = [Slice(0, 5, "before"), Slice(0, 150, "long"), Slice(120, 300, "open"), Slice(250, 260, "after")]
+    found = recorder.drawn(slices, 100, 200, 100)
+    assert [(start, length) for start, length, _, _ in found] == [(0.0, 0.5), (0.2, 0.8)]
+
+
+def test_rates_are_never_negative():
+    before, after = Sample(10.0, done=100, cpu_s=5.0), Sample(12.0, done=300, cpu_s=4.0, spilled=10)
+    assert Rates.between(before, after) == Rates(100.0, 0.0, 5.0)
+    assert Rates.between(after, after) == Rates(0.0, 0.0, 0.0)
