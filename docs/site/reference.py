@@ -32,7 +32,7 @@ GROUPS = {
     "Resources and nodes": "nodes cluster_resources available_resources NodeAffinity",
     "Placement groups": "placement_group PlacementGroup PlacementGroupSchedulingStrategy get_placement_group "
     "get_current_placement_group placement_group_table remove_placement_group",
-    "Where code runs": "runtime_context RuntimeContext get_runtime_context",
+    "Where code runs": "runtime_context RuntimeContext get_gpu_ids get_runtime_context",
     "Executor": "Executor",
     "Observing": "progress timeline list_tasks list_actors list_objects list_workers",
 }

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fastrt.tasks.actor_class import ActorClass
     from fastrt.tasks.actor_handle import ActorHandle, get_actor, kill, list_named_actors
     from fastrt.tasks.cancel import cancel
-    from fastrt.tasks.context import RuntimeContext, get_runtime_context, runtime_context
+    from fastrt.tasks.context import RuntimeContext, get_gpu_ids, get_runtime_context, runtime_context
     from fastrt.tasks.decorator import remote
     from fastrt.tasks.exit_actor import exit_actor
     from fastrt.tasks.method import method
@@ -120,6 +120,7 @@ __all__ = [
     "exceptions",
     "exit_actor",
     "get_actor",
+    "get_gpu_ids",
     "get_runtime_context",
     "get_current_placement_group",
     "get_placement_group",
@@ -169,7 +170,7 @@ _HOMES = {
     "fastrt.tasks.actor_class": "ActorClass",
     "fastrt.tasks.actor_handle": "ActorHandle get_actor kill list_named_actors",
     "fastrt.tasks.cancel": "cancel",
-    "fastrt.tasks.context": "RuntimeContext get_runtime_context runtime_context",
+    "fastrt.tasks.context": "RuntimeContext get_gpu_ids get_runtime_context runtime_context",
     "fastrt.tasks.decorator": "remote",
     "fastrt.tasks.exit_actor": "exit_actor",
     "fastrt.tasks.method": "method",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fastrt.devices import RESOURCES, Device, detect, named
 from fastrt.errors import ConfigError
 from fastrt.folders import RANDOM_BYTES, default_folder, takes_entries
 from fastrt.foreign_text import read_json
@@ -72,7 +73,7 @@ class Config:
         objects_max: objects that can be alive at once on the node.
         tasks_max: tasks that can be unfinished at once on the node.
         resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
-            set by num_workers. As text it is JSON.
+            set by num_workers; devices such as GPUs are found, unless an amount of them is given. As text it is JSON.
         labels: what a `label_selector` can ask for, such as {"zone": "north"}. As text it is JSON, or "zone=north".
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
         keep_bytes: a task's result of at least this many bytes (and 16 KiB) stays on the node of a cluster that made
@@ -157,9 +158,23 @@ class Config:
             if value is None:
                 source, value = _variable(name), os.environ.get(_variable(name)) or None
             values[name] = _default(name, values) if value is None else _SETTINGS[name].read(source, value)
+        if values["num_workers"]:
+            values["resources"] = {**detect(), **values["resources"]}
         config = cls(**values)
         config._check_together()
         return config
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of the node that tasks can get, in order of their numbers.
+
+        Raises:
+            ConfigError: a variable names fewer of them than `resources`, or there are more than a node can have.
+        """
+        try:
+            return named(self.resources)
+        except ValueError as exc:
+            raise ConfigError(f"resources: {exc}") from None
 
     @property
     def clients_dense(self) -> int:
@@ -175,7 +190,8 @@ class Config:
                 f"clients_max is {self.clients_max}, but {self.num_workers} workers, a driver and the daemon need "
                 f"{needed}; raise clients_max or lower num_workers"
             )
-        if self.resources and not self.num_workers:
+        self.devices  # noqa: B018  (raises)
+        if any(self.resources.values()) and not self.num_workers:
             raise ConfigError(f"resources={self.resources!r} on a node without workers: nothing could use them")
 
 
@@ -255,7 +271,7 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
         source: name of the setting, for messages.
         value: a mapping, or JSON of one. "gpu" in any case becomes "GPU".
     Returns:
-        The amounts that are not 0.
+        The amounts; those of 0 are left out, except of devices.
     Raises:
         ConfigError: it is not a mapping, or an amount is not a multiple of 0.0001.
     """
@@ -275,7 +291,7 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
         if name.upper() == "CPU":
             raise _refuse(source, dict(value), "CPUs are not set in resources: say num_cpus")
         checked = read_amount(f"{source}[{name!r}]", amount)
-        if checked:
+        if checked or name.upper() == "GPU" or name in RESOURCES:  # 0: those that are found are not for tasks
             found["GPU" if name.upper() == "GPU" else name] = checked
     return found
 

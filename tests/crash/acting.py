@@ -123,7 +123,9 @@ def reserve(client: Client) -> None:
     index = actors.create(client, ref, 0, "", -1, False, demand, True)
     assert index is not None
     del demand
+    actors.grant(client, index, actors.info(client, index)["gen"], 1)
     actors.hold(client, index)
+    assert actors.info(client, index)["devices"] == 1
     actors.drop(client, index)
     if actors.start_again(client, index):
         actors.hold(client, index)

@@ -62,6 +62,8 @@ MUTANTS = (
     Mutant("links: functions not counted again", "references.pyx",
            "if x.functions[k].objref and i < objects and", "if False and"),
     gone("links: uncounted twice", "references.pyx", "flags[0] &= ~flag"),
+    gone("links: admitted without its device", "references.pyx",
+         "a32_store_rel(&body.refs[body.ndeps - 1].extra, devices)"),
     gone("links: intent to queue missing", "references.pyx",
          "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if this process dies before"),
     Mutant("links: no second look after linking", "references.pyx",

@@ -24,7 +24,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, handles
 from fastrt._core.repair import recovery
 from fastrt._core.repair.fsck import fsck, usage
-from fastrt._core.tasks import cancel, tasks
+from fastrt._core.tasks import admission, cancel, tasks
 
 STORE_BYTES = 2 << 20  # little: a walk finds it full at times, which it expects
 SHARED_BYTES = 16 << 20  # room for several walks, of which some may be dead and hold what they held
@@ -274,6 +274,8 @@ class Scene:
 
     def _check(self, client: Client, reserved: int) -> None:
         found = fsck(client, quiet=True)
+        if held := admission.device_holders(client):
+            found.append(f"devices are held: {held}")
         use = usage(client)
         if use["objects"] != use["functions"] or use["tasks"] or use["reserved"] != reserved:
             found.append(f"left behind: {use}")

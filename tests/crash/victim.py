@@ -201,7 +201,7 @@ class Victim:
             elif k % 4 == 2 and held not in others and admission.refuse(c, *held):
                 work.fail(c, held[0])
             elif k % 4 != 3:
-                admission.admit(c, *held)
+                work.admit(c, held)
         admission.wait_news(c, seen, 0.0003)
         work.run_all(c, f, 3)
         work.admit_all(c)

@@ -175,7 +175,25 @@ def submit_demanding(client: Client, function: Ref, op: int, seed: int, refs: Se
 def admit_all(client: Client) -> int:
     """What a daemon does that takes a dead one's place, and has room for everybody; how many were admitted."""
     admission.take_over(client)
-    return sum([admission.admit(client, *held) for held in admission.take_held(client)])
+    return sum([admit(client, held) for held in admission.take_held(client)])
+
+
+def admit(client: Client, held: tuple[int, int]) -> bool:
+    """Admit a task, with the one device that this client gives away unless another task has it.
+
+    Raises:
+        Wrong: two tasks have one device, or one has not got it.
+    """
+    device = 1 << client.index % 32
+    given = [bits for one in admission.admitted(client) if (bits := admission.devices_of(client, *one) & device)]
+    if len(given) > 1:
+        raise Wrong(f"{len(given)} tasks have one device")
+    done = admission.admit(client, *held, 0 if given else device)
+    if done and not given and not admission.devices_of(client, *held):
+        ((state, _),) = admission.states(client, [held])
+        if state > admission.WAITING:
+            raise Wrong("an admitted task does not have its device")
+    return done
 
 
 def fail(client: Client, task: int) -> None:
@@ -190,10 +208,16 @@ def fail(client: Client, task: int) -> None:
 
 def perform(client: Client, function: Ref, task: int) -> None:
     """Run a claimed task to its end."""
+    id = tasks.info(client, task)["id"]
+    devices = admission.devices_of(client, task, id)
+    if devices:
+        admission.hold_devices(client, devices, 10_000, id)
     try:
         _perform(client, function, task)
     except Failed:
         fail(client, task)
+    if devices:
+        admission.hold_devices(client, 0, 0, 0)
 
 
 def seed_of(client: Client, task: int) -> int:

@@ -19,9 +19,9 @@ def hold(folder, name):
     return name
 
 
-@fastrt.remote(num_gpus=1, max_retries=20)
+@fastrt.remote(resources={"seat": 1}, max_retries=20)
 def alone(path, k):
-    fd = os.open(path, os.O_CREAT | os.O_EXCL)  # fails when another has the gpu
+    fd = os.open(path, os.O_CREAT | os.O_EXCL)  # fails when another has the seat
     threading.Event().wait(0.002)
     os.close(fd)
     os.unlink(path)
@@ -38,16 +38,16 @@ def daemon():
 
 
 def test_daemon_is_killed_again_and_again_and_nothing_is_lost_or_counted_twice(tmp_path, wait_until):
-    gpu = str(tmp_path / "gpu")
-    with fastrt.init(2, "64MiB", resources={"gpu": 1}, spill_dir=tmp_path):
+    seat = str(tmp_path / "seat")
+    with fastrt.init(2, "64MiB", resources={"seat": 1}, spill_dir=tmp_path):
         held = [hold.options(num_cpus=0.5).remote(str(tmp_path), "held")]
         wait_until((tmp_path / "held").exists, "one that runs all the time")
-        refs = [alone.remote(gpu, k) for k in range(200)]
+        refs = [alone.remote(seat, k) for k in range(200)]
         for round_ in range(3):
             fastrt.wait(refs, num_returns=30 * (round_ + 1), timeout=30)
             old = daemon()
             os.kill(old, signal.SIGKILL)
-            refs += [alone.remote(gpu, k) for k in range(len(refs), len(refs) + 50)]
+            refs += [alone.remote(seat, k) for k in range(len(refs), len(refs) + 50)]
             wait_until(lambda old=old: daemon() not in (old, 0) and psutil.pid_exists(daemon()), "another daemon")
         assert fastrt.get(refs, timeout=60) == list(range(350))
         # What the one that still runs has is counted once: of 1.6 further CPUs 1.5 are free.

@@ -175,13 +175,13 @@ def test_many_tasks_use_one_gpu_in_turn(rt, tmp_path):
         os.unlink(path)
         return 1
 
-    assert sum(fastrt.get([alone.remote(str(tmp_path / "gpu")) for _ in range(300)], timeout=60)) == 300
+    assert sum(fastrt.get([alone.remote(str(tmp_path / "gpu")) for _ in range(60)], timeout=60)) == 60
 
 
 def test_what_nothing_here_has_is_refused_at_once_in_words(rt):
     for options, words in (
         ({"num_cpus": 3}, "'add' demands CPU 3, which no node has .this node: CPU 2, GPU 1, seat 1.5."),
-        ({"num_gpus": 1.5}, "demands CPU 1, GPU 1.5"),
+        ({"num_gpus": 2}, "demands CPU 1, GPU 2"),
         ({"resources": {"moon": 1}}, "demands CPU 1, moon 1"),
         ({"scheduling": "elsewhere"}, "demands CPU 1 on node 'elsewhere'"),
     ):

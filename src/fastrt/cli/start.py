@@ -40,6 +40,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--standby", is_flag=True, help="Run a standby head at --port, which takes over when the head is lost.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 forwards all tasks to other nodes.")
+@_option("--num-gpus", type=click.FloatRange(min=0), help="GPUs for tasks; default: those that the machine has.")
 @_option("--resources", help='Other resources that tasks may request, as JSON: {"gpu": 1}.')
 @_option("--labels", help="Labels that a label_selector can ask for: zone=north,disk=fast.")
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
@@ -124,15 +125,16 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
 
 def _options(given: dict[str, Any]) -> NodeOptions:
     """Check the options before any process is started."""
-    from fastrt.config import Config
+    from fastrt.config import Config, read_resources
     from fastrt.net.grpc.auth import TlsFiles
     from fastrt.runtime.node_service import NodeOptions
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     listen = f"{given['host']}:{given['port']}"
-    config = Config.load(
-        **{name: given[name] for name in ("num_workers", "resources", "labels", "object_store_memory")}
-    )
+    settings = {name: given[name] for name in ("num_workers", "resources", "labels", "object_store_memory")}
+    if given["num_gpus"] is not None:
+        settings["resources"] = {**read_resources("--resources", given["resources"] or {}), "GPU": given["num_gpus"]}
+    config = Config.load(**settings)
     if tls is not None:
         tls.check()
     if given["token"]:

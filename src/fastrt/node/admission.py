@@ -108,17 +108,20 @@ class Admission:
             task = TaskKey(index, id_)
             demand = self._demand(task)
             if demand is not None:
-                self.placing.found(task, demand)
+                (state, client), *_ = self._task_states([task])
+                is_here = self._place_of(state, client) != ELSEWHERE
+                self.placing.found(task, demand, admission.devices_of(self._client, index, id_) if is_here else 0)
         wanted = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
                 key = _key_of(actor, gen, info)
-                self.placing.found(key, demand)
+                self.placing.found(key, demand, 0 if info["state"] == actors.AWAY else info["devices"])
                 if isinstance(key, BundleKey) and not demand.node:
                     self.groups.add(key, demand, placed=True)
-            elif info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
+            actors.grant(self._client, actor, gen, 0)  # also if its process is on its way: see `actors.enter`
+            if info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
                 wanted.append((actor, info))
         for actor, info in wanted:  # now: the first request may ask for all groups
             self.may_start(actor, info)
@@ -150,8 +153,10 @@ class Admission:
     def _hold_or_refuse(self, key: BundleKey, demand: Demand) -> None:
         """Reserve a bundle of another node's group here, or end it, so that the node finds another place."""
         room = self.placing.rooms().get(self.placing.node, {})
-        if all(room.get(name, 0) >= parts for name, parts in demand.amounts):
-            self.placing.put(key, self.placing.node, time.monotonic())
+        fits = all(room.get(name, 0) >= parts for name, parts in demand.amounts)
+        if fits and self.placing.fit_here([demand]):
+            order = self.placing.put(key, self.placing.node, time.monotonic())
+            actors.grant(self._client, *pair_of(key), order.devices)
         else:
             actors.end_for_good(self._client, key.record, actors.KILLED, "there was no room for it")
 
@@ -285,6 +290,8 @@ class Admission:
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             self._sweep(now)
+        if placing.devices.count:
+            placing.linger(self._lingering())
         forward: list[Order] = []
         while not self._carry_out(self.groups.decide(now) + placing.decide(now), forward, now) or self._open_bundles():
             continue
@@ -307,8 +314,9 @@ class Admission:
             elif order.what != "admit":
                 self._cannot(order)
             elif not isinstance(key, TaskKey):
+                actors.grant(self._client, key.record, key.gen, order.devices)
                 self._start_actors()
-            elif not admission.admit(self._client, key.record, key.id):
+            elif not admission.admit(self._client, key.record, key.id, order.devices):
                 self.placing.moved(key, GONE, now)
                 done = False
         return done
@@ -321,6 +329,22 @@ class Admission:
             self._start_actors()
         elif actors.info(self._client, key.record)["state"] == actors.AWAY:
             actors.order(self._client, key.record, actors.ORDER_KILL)
+
+    def _lingering(self) -> list[tuple[int, int]]:
+        """The devices, and parts of each, of processes that have not ended although their task or actor has."""
+        running = {key for key in self.placing.placed() if self.placing.devices.of(key)}
+        tasks = {key.id for key in running if isinstance(key, TaskKey)}
+        others = {key.gen << 32 | key.record for key in running if isinstance(key, ActorKey)}
+        return [
+            (devices, parts)
+            for _, kind, devices, parts, holder in admission.device_holders(self._client)
+            if holder not in (tasks if kind == KIND_WORKER else others)
+        ]
+
+    @property
+    def waits_for_processes(self) -> bool:
+        """Whether devices become free when a process ends."""
+        return self.placing.devices.is_lingering
 
     def _answer_waiting(self) -> None:
         """Finish the tasks that wait for placement groups whose outcome is known."""

@@ -167,6 +167,7 @@ class Daemon:
                 session["sys_path"], session["preload"], self.socket_path, config.spin_us / 1e6, config.advice,
                 config.store_patience_s, config.record_call_sites, config.library_threads, config.cleanup_timeout_s,
                 config.logging,
+                [[one.resource, one.variable, one.name] for one in config.devices],
             ))  # fmt: skip
         self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of)
         self._handlers = self._handler_table()
@@ -448,6 +449,8 @@ class Daemon:
             has_buried = True
         if has_buried:
             self._janitor.wake_all()
+            if self._admission.waits_for_processes:
+                self._admission.refresh()
 
     # ---- workers ----
 

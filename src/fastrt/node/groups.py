@@ -113,6 +113,10 @@ class Groups:
         chosen, feasible = self._choose(_Shape(
             tuple(group.demands[index].amounts for index in waiting), group.strategy, tuple(placed)
         ))  # fmt: skip
+        if chosen is not None and not placing.fit_here(
+            [group.demands[k] for k, node in zip(waiting, chosen, strict=True) if node == placing.node]
+        ):
+            return []  # enough is free, but no device is: tried again when more is free
         if chosen is not None:
             return [placing.put(group.keys[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
         if placed and not group.complete:  # a node had no room after all: place all bundles or none

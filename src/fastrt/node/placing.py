@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.node.keys import Key, TaskKey
+from fastrt.node.devices import Devices
+from fastrt.node.keys import BundleKey, Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import NodeRow
 from fastrt.tasks.labels import ENDLESS, is_selector, matches
-from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, given_by, group_of, in_words
+from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, device_amounts, given_by, group_of, in_words
 
 _PATIENCE = 256
 _SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
@@ -43,12 +44,14 @@ class Order(NamedTuple):
     Attributes:
         key: the task, actor or bundle.
         what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+        devices: of "admit": a bit for each device that it gets.
     """
 
     key: Key
     what: str
     demand: Demand
     node: str = ""
+    devices: int = 0
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Placing:
         waiting_actors: generations of the waiting actors and bundles, by the index of their record.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: sizes of large objects that other nodes have copies of, by object number and node.
+        devices: those of the node.
         relief: parts of a CPU by which the tasks here take less than one CPU each: the node needs more workers.
     """
 
@@ -108,6 +112,7 @@ class Placing:
         self.labels = dict(labels or {})
         self.used = dict.fromkeys(total, 0)
         self.relief = 0
+        self.devices = Devices(total)
         self.can_grow = can_grow
         self.has_uplink = False
         self._others = OtherNodes(node)
@@ -182,12 +187,12 @@ class Placing:
                 found[view.node] = {n: parts if whole else free(view.node, n) for n, parts in _plain(view.total)}
         return found
 
-    def found(self, key: Key, demand: Demand) -> None:
-        """Take a task that an earlier daemon has admitted here."""
+    def found(self, key: Key, demand: Demand, devices: int = 0) -> None:
+        """Take a task that an earlier daemon has admitted here, with the bits of its devices."""
         if key not in self._entries:
             self._learn(demand)
             self._entries[key] = entry = _Entry(key, demand)
-            self._enter(entry, HERE)
+            self._enter(entry, HERE, devices)
             self.open(key)
 
     def open(self, key: Key) -> None:
@@ -219,8 +224,9 @@ class Placing:
             else:
                 self._leave(entry, WAITING)  # the uplink took it from the queue, and will return it
         else:
+            devices = self.devices.of(key)
             self._leave(entry, WAITING)
-            self._enter(entry, place)
+            self._enter(entry, place, devices)
 
     def see(self, views: Iterable[NodeRow], left: Iterable[str] | None = None) -> None:
         """Take reports of other nodes.
@@ -255,6 +261,25 @@ class Placing:
             there.pop(node, None)
         if not there:
             del self.held[objref]
+
+    def linger(self, held: Iterable[tuple[int, int]]) -> None:
+        """Take the (devices, parts) of processes that have not ended, but whose task or actor has."""
+        if self.devices.linger(held):
+            self.changes += 1
+            self.growth += 1
+
+    def fit_here(self, demands: Sequence[Demand]) -> bool:
+        """Whether bundles together find devices here."""
+        taken: list[Key] = []
+        for k, demand in enumerate(demands):
+            devices = self.devices.choose(demand)
+            if devices is None:
+                break
+            taken.append(BundleKey(-1 - k, 0))
+            self.devices.take(taken[-1], demand, devices)
+        for key in taken:
+            self.devices.give(key)
+        return len(taken) == len(demands)
 
     def placed(self) -> list[Key]:
         """The tasks whose moves the caller should report by `moved`."""
@@ -317,6 +342,8 @@ class Placing:
                 passed.append((line, len(orders)))
                 if line.passed > _PATIENCE:
                     short |= {name for name, parts in demand.amounts if self._free(name) < parts}
+                    if self.devices.choose(demand) is None:  # enough is free, but no device is
+                        short |= {name for name, _ in device_amounts(demand.amounts)}
         for line, count in passed:
             line.passed += sum(order.what == "admit" for order in orders[count:])
         return orders
@@ -347,8 +374,8 @@ class Placing:
     def _place(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
         """The node that a task should run on now; `near` are the bytes of its arguments by node."""
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
-        if not self.total.get(CPU):
-            fits = False  # this node has no workers
+        if not self.total.get(CPU) or (fits and self.devices.choose(demand) is None):
+            fits = False  # this node has no workers, or not enough of its devices is free
         if demand.node:
             node = self._named(demand.node)
             if node == self.node and self._could(self.total, demand):
@@ -442,8 +469,9 @@ class Placing:
 
     def _send(self, entry: _Entry, node: str, now: float) -> Order:
         if node == self.node:
-            self._enter(entry, HERE)
-            return Order(entry.key, "admit", entry.demand)
+            devices = self.devices.choose(entry.demand) or 0
+            self._enter(entry, HERE, devices)
+            return Order(entry.key, "admit", entry.demand, devices=devices)
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._keep(entry)
@@ -452,8 +480,10 @@ class Placing:
         self._others.charge(node, entry.demand.amounts, 1, entry.demand.strategy == SPREAD)
         return Order(entry.key, "forward", entry.demand, node)
 
-    def _enter(self, entry: _Entry, place: int) -> None:
+    def _enter(self, entry: _Entry, place: int, devices: int) -> None:
         self.changes += 1
+        if devices:
+            self.devices.take(entry.key, entry.demand, devices)
         entry.place, entry.node = place, self.node
         self._keep(entry)
         self._spread_here += entry.demand.strategy == SPREAD
@@ -475,6 +505,7 @@ class Placing:
             if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
+        self.devices.give(entry.key)
         entry.place = place
         self._placed.pop(entry.key, None)
         self._bundles.pop(entry.key, None)

@@ -33,6 +33,7 @@ from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor_handle import get_actor, kill
 from fastrt.tasks.cancel import cancel
+from fastrt.tasks.context import get_gpu_ids
 from fastrt.tasks.decorator import remote
 from fastrt.tasks.method import method
 
@@ -95,15 +96,6 @@ _MODULES = (
     "runtime_env",
     "types",
 )
-
-
-def get_gpu_ids() -> list[str]:
-    """Return the ids of the GPUs of the task or actor that calls this.
-
-    Raises:
-        UnsupportedError: it has GPUs, whose numbers fastrt does not assign.
-    """
-    return get_runtime_context().get_accelerator_ids()["GPU"]
 
 
 def timeline(filename: str | None = None) -> Any:

@@ -10,9 +10,7 @@ from fastrt._core.objects import handles
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
-from fastrt.errors import UnsupportedError
 from fastrt.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
-from fastrt.ray.refusals import refuse
 from fastrt.runtime.nodes import nodes
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -172,14 +170,8 @@ class RuntimeContext:
         return os.path.dirname(os.path.dirname(self.gcs_address))
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Return the GPUs of the task or actor.
-
-        Raises:
-            UnsupportedError: it has some; fastrt counts GPUs and does not assign them by number.
-        """
-        if self._now.assigned_resources.get("GPU"):
-            raise UnsupportedError(refuse("ids of GPUs", "it counts GPUs, and does not assign them by number"))
-        return {"GPU": []}
+        """Return the devices of the task or actor by their resource, such as GPU."""
+        return self._now.accelerator_ids
 
     def get_resource_ids(self) -> dict[str, list[str]]:
         """Return as `get_accelerator_ids`, which replaced it."""

@@ -38,6 +38,7 @@ from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, seria
 
 if TYPE_CHECKING:
     from fastrt._core.objects.handles import Writer
+    from fastrt.devices import Device
 
 _MISSING = object()
 _RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
@@ -68,11 +69,11 @@ class Store:
         patience_s: float = 10.0,
     ) -> None:
         self.client = client
-        self.spin_s = spin_s
+        self.spin_s, self.patience_s = spin_s, patience_s
         self.rejoin = rejoin
         self.tell = tell
-        self.patience_s = patience_s
         self.socket_path = ""  # of the daemon, if the process that joined there has set it
+        self.devices: Sequence[Device] = ()  # of the node, in workers and actors
         # A worker sets these: called around a sleep inside a task, and in place of one when no worker is free.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None

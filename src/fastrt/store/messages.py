@@ -431,7 +431,11 @@ class RemoteOutput(Message):
 
 
 class Configure(Message):
-    """The session that the zygote's workers join, and their settings; `Config` describes those."""
+    """The session that the zygote's workers join, and their settings; `Config` describes those.
+
+    Attributes:
+        devices: (resource, variable, name) of each, see `fastrt.devices`.
+    """
 
     sys_path: list[str]
     preload: list[str]
@@ -443,6 +447,7 @@ class Configure(Message):
     library_threads: U32
     cleanup_timeout_s: float
     logging: str
+    devices: list[list[str]]
 
 
 class Fork(Message):

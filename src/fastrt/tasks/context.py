@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastrt import devices
 from fastrt._core.objects import handles
 from fastrt._core.tasks import actors, admission
 from fastrt._core.tasks import tasks as core
@@ -13,7 +14,7 @@ from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import namespaces
-from fastrt.tasks.resources import ONE_CPU, Demand, by_name
+from fastrt.tasks.resources import GPU, ONE_CPU, Demand, by_name
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class RuntimeContext:
         assigned_resources: the resources of the task while it runs, or of the actor while it lives, by the names of
             the request, also where they come from a placement group.
         namespace: of names of actors; empty: the session's default.
+        accelerator_ids: the devices of the task or actor by their resource, such as {"GPU": ["0"]}, by the names that
+            they have in CUDA_VISIBLE_DEVICES and the like.
     """
 
     job_id: str
@@ -48,6 +51,7 @@ class RuntimeContext:
     attempt: int = 0
     assigned_resources: dict[str, float] = field(default_factory=dict)
     namespace: str = ""
+    accelerator_ids: dict[str, list[str]] = field(default_factory=dict)
 
     def get_job_id(self) -> str:
         """Return `job_id`."""
@@ -81,6 +85,10 @@ class RuntimeContext:
         """Return `assigned_resources`."""
         return self.assigned_resources
 
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Return `accelerator_ids`."""
+        return self.accelerator_ids
+
     @property
     def was_current_actor_reconstructed(self) -> bool:
         """Whether the actor's instance is not its first."""
@@ -102,6 +110,18 @@ def runtime_context() -> RuntimeContext:
 get_runtime_context = runtime_context  # as Ray spells it
 
 
+def get_gpu_ids() -> list[int | str]:
+    """Return the GPUs of the task or actor that calls this.
+
+    Returns:
+        Their names in CUDA_VISIBLE_DEVICES or the like; indexes are numbers. Nothing in a driver.
+    Source:
+        The semantics of `ray.get_gpu_ids`.
+    """
+    names = runtime_context().accelerator_ids.get(GPU, [])
+    return [int(name) if name.isdigit() else name for name in names]
+
+
 def _facts(store: Store) -> dict[str, Any]:
     client = store.client
     task, actor = store.task_here(), store.actor_here
@@ -119,6 +139,7 @@ def _facts(store: Store) -> dict[str, Any]:
         about = actors.info(client, actor)
         facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": namespaces.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
+        facts["accelerator_ids"] = _named(store, about["devices"])
         if about["demand"] is not None:
             facts["assigned_resources"] = _demanded(store, handles.acquire(client, *about["demand"]))
     if task is not None:
@@ -128,7 +149,14 @@ def _facts(store: Store) -> dict[str, Any]:
         if actor is None:
             ref = admission.demand_of(client, task, info["id"])
             facts["assigned_resources"] = by_name(ONE_CPU) if ref is None else _demanded(store, ref)
+            facts["accelerator_ids"] = _named(store, admission.devices_of(client, task, info["id"]))
+    facts.setdefault("accelerator_ids", _named(store, 0))
     return facts
+
+
+def _named(store: Store, bits: int) -> dict[str, list[str]]:
+    chosen = devices.of_bits(store.devices, bits)
+    return {kind: [one.name for one in chosen if one.resource == kind] for kind in devices.RESOURCES}
 
 
 def _demanded(store: Store, ref: ObjectRef) -> dict[str, float]:

@@ -30,7 +30,19 @@ from fastrt.tasks import functions, runtime_env
 from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
 from fastrt.tasks.labels import is_selector
 from fastrt.tasks.options import RETRIES_FOREVER
-from fastrt.tasks.resources import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, selecting, within
+from fastrt.tasks.resources import (
+    CPU,
+    GPU,
+    Amounts,
+    Demand,
+    Group,
+    check_devices,
+    export,
+    in_words,
+    parts_of,
+    selecting,
+    within,
+)
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # after which every node of the cluster is known
@@ -383,6 +395,7 @@ def _amounts(bundle: Mapping[str, float]) -> Amounts:
                 amounts[CPU] = read_amount("bundle['CPU']", amount)
     except ConfigError as exc:
         raise ValueError(str(exc)) from None
+    check_devices("bundle", amounts)
     if not any(amounts.values()):
         raise ValueError(f"a bundle is {dict(bundle)!r}: it reserves nothing")
     assert GPU not in others or GPU in amounts or not others[GPU]

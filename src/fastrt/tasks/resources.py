@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fastrt._core.objects import functions
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
+from fastrt.devices import RESOURCES as DEVICES
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import read_json
 from fastrt.store.client import Store
@@ -136,6 +137,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
             amounts[GPU] = read_amount("num_gpus", given["num_gpus"])
     except ConfigError as exc:
         raise ValueError(str(exc)) from None
+    check_devices("num_gpus or resources", amounts)
     if "scheduling" in given and "scheduling_strategy" in given:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
@@ -246,6 +248,32 @@ def given_by(demand: Demand) -> Amounts:
 def group_of(demand: Demand) -> str:
     """Return the placement group that a task gets its resources from; empty: none."""
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
+
+
+def kind_of(name: str) -> str:
+    """Return the resource that an amount's name is of: "GPU" of "GPU", and of "GPU@group/0" in a placement group."""
+    return name.partition(INSIDE)[0]
+
+
+def device_amounts(amounts: Amounts) -> Amounts:
+    """Return those of some amounts that are of devices such as GPUs."""
+    return tuple((name, parts) for name, parts in amounts if kind_of(name) in DEVICES)
+
+
+def device_parts(amounts: Amounts) -> int:
+    """Return how many parts of each of its devices a process with these amounts takes; 0: it has no devices."""
+    return max((min(parts, RESOURCE_PARTS) for _, parts in device_amounts(amounts)), default=0)
+
+
+def check_devices(option: str, amounts: Mapping[str, float]) -> None:
+    """Refuse parts of more than one device: a task has whole devices, or a part of one.
+
+    Raises:
+        ValueError: an amount of devices is neither whole nor below 1.
+    """
+    for name, amount in amounts.items():
+        if name in DEVICES and amount > 1 and amount != int(amount):
+            raise ValueError(f"{option}: {amount} of {name}; it must be a whole number, or less than one device")
 
 
 def by_name(amounts: Amounts) -> dict[str, float]:

@@ -83,7 +83,7 @@ class ActorWorker(Worker):
     def run(self) -> None:
         """Build the instance and take calls."""
         self.take_signals()
-        if not actors.enter(self._client, self.actor):
+        if not self.devices.enter_actor(self.actor):
             return  # another process was quicker, or it was ended before it began
         why = self._begin()
         if why:

@@ -28,6 +28,7 @@ from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.marks import Source
 from fastrt.worker.alarms import Clock
+from fastrt.worker.devices import GivenBackError, ProcessDevices
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.environments import Environments
 from fastrt.worker.generators import GeneratorRunner
@@ -55,7 +56,7 @@ class Worker:
         outputs: streams to flush after a task if they say that they have something `pending`.
 
     Attributes:
-        policies, retries, timeouts, generators: run the tasks that have options beyond the fast path.
+        policies, retries, timeouts, generators, devices: run the tasks that have options beyond the fast path.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Worker:
         self._outputs = outputs
         self._functions = FunctionCache(store)
         self._environments = Environments(store)
+        self.devices = ProcessDevices(store)
         seal, fail = self._environments.sealing(self._seal), self._environments.failing(self._fail)
         self._runner = Runner(store.client, self._functions.loaded, self._prepare, seal, fail, end_child, outputs)
         self._clock = Clock()
@@ -149,12 +151,23 @@ class Worker:
         """Load a task's function and arguments, in the task's environment if it has one."""
         functions = self._functions
         flags = core_submission.flags_of(self._client, task)
-        if flags & core_submission.POLICY:
-            environment = self.policies.of(task).environment
-            if environment is not None:
-                functions = self._environments.enter(task, environment)
+        if flags:
+            if flags & admission.DEMAND and self._store.devices:
+                self._enter_devices(task)
+            if flags & core_submission.POLICY:
+                environment = self.policies.of(task).environment
+                if environment is not None:
+                    functions = self._environments.enter(task, environment)
         _, function = functions.get(task)
         return self._environments.around(self.wrap(task, flags, function)), *self._arguments(task)
+
+    def _enter_devices(self, task: int) -> None:
+        """Restrict this process to the devices of a task, before code of the task is loaded; it leaves afterwards."""
+        try:
+            self._runner.leaving |= self.devices.enter_task(task)
+        except GivenBackError:
+            self._runner.leaving = True
+            raise
 
     def wrap(self, task: int, flags: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function to call instead of a task's, so that its options hold.
@@ -287,6 +300,8 @@ class Worker:
         """Seal the error as every result that is not sealed yet, or run the task again."""
         if issubclass(type(exc), ProcessEnds):
             return  # the task ends as after a kill of its worker
+        if type(exc) is GivenBackError:
+            return
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
         elif self.retries.requeue(task, exc):

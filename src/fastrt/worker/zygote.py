@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastrt.config import raise_descriptors
+from fastrt.devices import Device, hidden
 from fastrt.store.messages import (
     Configure,
     Fork,
@@ -77,6 +78,7 @@ def main(control_fd: int) -> None:
     gc.disable()
     from fastrt.worker import native_threads  # here: the packages that it imports are on the driver's sys.path
 
+    os.environ.update(hidden([Device(*fields) for fields in session["devices"]]))
     session["threads_follow_cpus"] = native_threads.begin(session["library_threads"])  # before a library is loaded
     for name in session["preload"]:
         try:
@@ -288,7 +290,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         return forked
 
     store = client.Store(core_client, session["spin_s"], rejoin, daemon.send, session["patience_s"])
-    store.socket_path = session["socket"]
+    store.socket_path, store.devices = session["socket"], [Device(*fields) for fields in session["devices"]]
     client.set_store(store)
     namespaces.share()
     unread.start()

@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 6
+#define FRT_LAYOUT_VERSION 7
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -246,7 +246,12 @@ typedef struct {
     uint32_t blocked; /* depth of gets that sleep inside a task */
     uint64_t job;     /* of the driver or uplink for which it works now */
     uint64_t tasks_done;
-    char pad0[56];
+    /* The devices (GPUs) that this process has used or may use: bit k is device k of the node. A worker or an actor's
+     * process stores them once, before user code runs, `devices` last (commit); they are its own until it has ended. */
+    uint64_t device_holder; /* the worker's task, by its id; the actor, as {gen:32 | index:32} */
+    uint32_t device_parts;  /* of each of these devices, in parts of 1/10,000 */
+    uint32_t devices;
+    char pad0[40];
     uint32_t wake __attribute__((aligned(64))); /* futex: a process with news for this client bumps it */
     uint32_t sleepers;                          /* threads of this client that sleep in the futex */
     char pad1[56];
@@ -315,7 +320,7 @@ typedef struct {
 typedef struct { /* one reference inside a value or a task: an object by name and place */
     uint64_t objref;
     uint32_t index;
-    uint32_t pad;
+    uint32_t extra; /* of a task's demand: see FRT_TASK_DEMAND; else 0 */
 } frt_refslot;
 
 /* Life of an entry: EMPTY -> RESERVED -> (PENDING ->) SEALED -> DELETING -> (back to SEALED, or) FREEING -> RESERVED.
@@ -356,7 +361,9 @@ typedef struct {
 
 /* A task with DEMAND needs resources: the last of its ndeps names the object that lists them. Only the daemon makes
  * it READY, when its arguments are sealed and the resources are free; until then it is WAITING with dep == ndeps. So
- * no counter of resources in use exists: they are the demands of all tasks with this flag that are beyond WAITING. */
+ * no counter of resources in use exists: they are the demands of all tasks with this flag that are beyond WAITING.
+ * `extra` of the demand's refslot has a bit for each device (GPU) that the task was given. The daemon stores it before
+ * it makes the task READY (commit); in a task that is WAITING it has no meaning. */
 enum {
     FRT_TASK_COUNTED = 1, /* its refs are in their `counted` words */
     FRT_TASK_RETRY_ERRORS = 2, /* an exception in user code is retried, too */
@@ -408,7 +415,8 @@ typedef struct {
     uint32_t released; /* its object is gone, so no process can make another call */
     uint32_t ended;    /* FRT_END_*: why it is not started again; 0: it may be */
     uint32_t swept;    /* it is DEAD, and its remaining calls have been taken, to be ended with an error */
-    char pad[28];
+    uint32_t devices;  /* bits of the devices (GPUs) that it was given; changes while it is WANTED, under the lock */
+    char pad[24];
     uint64_t function __attribute__((aligned(64))); /* objref of its class */
     uint64_t objref;
     uint32_t index; /* of its object */

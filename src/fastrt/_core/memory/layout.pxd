@@ -102,7 +102,8 @@ cdef extern from "layout.h" nogil:
         uint32_t kind
         uint64_t starttime
         uint32_t sealing, pushing, task, blocked
-        uint64_t job, tasks_done
+        uint64_t job, tasks_done, device_holder
+        uint32_t device_parts, devices
         uint32_t wake, sleepers
         char name[64]
 
@@ -124,7 +125,7 @@ cdef extern from "layout.h" nogil:
 
     ctypedef struct frt_refslot:
         uint64_t objref
-        uint32_t index, pad
+        uint32_t index, extra
 
     ctypedef struct frt_task:
         uint64_t id, function, job, cancelled, offset, path
@@ -147,7 +148,7 @@ cdef extern from "layout.h" nogil:
 
     ctypedef struct frt_actor:
         uint64_t word, mailbox
-        uint32_t asleep, rescan, released, ended, swept
+        uint32_t asleep, rescan, released, ended, swept, devices
         uint64_t function, objref
         uint32_t index
         int32_t max_restarts

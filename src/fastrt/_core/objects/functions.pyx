@@ -260,7 +260,7 @@ cdef void _drop(frt_ctx *x, frt_function *f) noexcept nogil:
     """Under the lock: remove a function from the table. After a death inside, the counts are rebuilt."""
     cdef frt_refslot slot
     cdef uint8_t flags = 1
-    slot.objref, slot.index, slot.pad = f.objref, f.index, 0
+    slot.objref, slot.index, slot.extra = f.objref, f.index, 0
     a64_store_sc(&f.objref, FRT_FUNCTION_GONE)
     while links_uncount(x, &slot, 1, &flags, 1) != FRT_OK:
         pass

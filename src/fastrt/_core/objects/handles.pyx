@@ -581,7 +581,7 @@ cdef int writer_contain(Writer w, refs) except -1:
         raise ValueError(f"{len(refs)} contained references given, {n} were announced")
     for k, ref in enumerate(refs):
         ref_use(w.client, ref)
-        slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
+        slots[k].objref, slots[k].index, slots[k].extra = ref.objref, ref.index, 0
     return check(object_contain(&w.client.x, w.index))
 
 

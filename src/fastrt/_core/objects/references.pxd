@@ -14,7 +14,8 @@ cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void links_tell_held(frt_ctx *x) noexcept nogil
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int links_take_held(frt_ctx *x) noexcept nogil
-cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noexcept nogil
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state,
+                            uint32_t devices) noexcept nogil
 cdef void links_relist(frt_ctx *x) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
 cdef void links_recount(frt_ctx *x) noexcept nogil

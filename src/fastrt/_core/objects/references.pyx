@@ -265,12 +265,13 @@ cdef int links_take_held(frt_ctx *x) noexcept nogil:
     return rc
 
 
-cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noexcept nogil:
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state, uint32_t devices) noexcept nogil:
     """Give a held task another state, stamped by this client; FRT_NOT_FOUND when it is not that task, or not held.
 
-    A task that becomes READY is queued.
+    A task that becomes READY is queued. `devices` are those that it is given, see FRT_TASK_DEMAND.
     """
     cdef frt_task *task = x.tasks + t
+    cdef frt_body body
     cdef uint64_t word
     cdef int rc = _lock(x)
     if rc != FRT_OK:
@@ -278,7 +279,8 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noex
     word = a64_load_acq(x.task_words + t)
     rc = FRT_NOT_FOUND
     if frt_word_state(word) == FRT_TASK_WAITING and task.id == id and task.flags & FRT_TASK_DEMAND and \
-            task.dep == task.ndeps:
+            task.dep == task.ndeps and frt_task_body(x, t, &body) and body.ndeps:
+        a32_store_rel(&body.refs[body.ndeps - 1].extra, devices)
         _unlink(x, t)  # a rebuild, or the recovery of another client, may have linked it again
         a32_store_rel(&x.clients[x.me].pushing, t + 1)
         if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):

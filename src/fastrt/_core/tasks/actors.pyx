@@ -69,7 +69,7 @@ cdef int actors_touch(frt_ctx *x) noexcept nogil:
 
 cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
     cdef frt_refslot slot
-    slot.objref, slot.index, slot.pad = actor.objref, actor.index, 0
+    slot.objref, slot.index, slot.extra = actor.objref, actor.index, 0
     return slot
 
 
@@ -277,7 +277,7 @@ def info(Client client, uint32_t a):
             "pid": client.x.clients[w].pid if there else None, "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
             "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
-            "order": actor.order, "bare": actor.flags & FRT_ACTOR_BARE != 0,
+            "order": actor.order, "devices": actor.devices, "bare": actor.flags & FRT_ACTOR_BARE != 0,
             "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
@@ -286,14 +286,41 @@ def info(Client client, uint32_t a):
 
 # ---- the actor's own process ----
 
-def enter(Client client, uint32_t a):
-    """Become the process of an actor that is WANTED; False when it is in another state or must end."""
+def grant(Client client, uint32_t a, uint32_t gen, uint32_t devices):
+    """Give devices to an actor or a bundle that is WANTED.
+
+    Args:
+        a, gen: the actor's index and generation.
+        devices: a bit for each device of the node.
+    """
     cdef frt_actor *actor = _at(client, a)
-    cdef uint64_t word = a64_load_sc(&actor.word)
-    if frt_word_state(word) != FRT_ACTOR_WANTED or actor.ended:
-        return False
-    a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox
-    return a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_STARTING, client.x.me, frt_word_gen(word)))
+    cdef uint64_t word
+    check(_lock(&client.x))
+    word = a64_load_sc(&actor.word)
+    if frt_word_state(word) == FRT_ACTOR_WANTED and frt_word_gen(word) == gen:
+        a32_store_sc(&actor.devices, devices)
+    frt_lock_give(client.x.locks + FRT_LOCK_ACTORS)
+
+
+def enter(Client client, uint32_t a, bint needs_devices=False):
+    """Become the process of an actor that is WANTED; False when it is in another state or must end.
+
+    Args:
+        a: the actor's index.
+        needs_devices: whether its demand has some; then it is also False when it has none. A daemon that takes over
+            takes back the devices of all actors that are WANTED, whose processes may be on their way.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word
+    cdef bint entered = False
+    check(_lock(&client.x))  # so that its devices do not change between this look and the swap
+    word = a64_load_sc(&actor.word)
+    if frt_word_state(word) == FRT_ACTOR_WANTED and not actor.ended and \
+            (not needs_devices or a32_load_sc(&actor.devices)):
+        a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox
+        entered = a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_STARTING, client.x.me, frt_word_gen(word)))
+    frt_lock_give(client.x.locks + FRT_LOCK_ACTORS)
+    return entered
 
 
 def alive(Client client, uint32_t a):

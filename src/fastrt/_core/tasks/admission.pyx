@@ -79,12 +79,18 @@ def take_over(Client client):
     Returns:
         (index, id) of the tasks that it had admitted and that have not ended.
     """
+    client.ensure()
+    links_relist(&client.x)
+    return admitted(client)
+
+
+def admitted(Client client):
+    """Return (index, id) of the tasks with demands that are admitted and have not ended."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
     cdef int state
     cdef list found = []
     client.ensure()
-    links_relist(x)
     for t in range(frt_tasks(x)):
         state = frt_word_state(a64_load_acq(x.task_words + t))
         if state >= FRT_TASK_READY and state <= FRT_TASK_BLOCKED and x.tasks[t].flags & FRT_TASK_DEMAND:
@@ -126,16 +132,62 @@ def states(Client client, list tasks):
     return found
 
 
-def admit(Client client, uint32_t t, uint64_t id):
-    """Queue a held task for the workers; False when it is not held any more."""
+def admit(Client client, uint32_t t, uint64_t id, uint32_t devices=0):
+    """Queue a held task for the workers; False when it is not held any more.
+
+    Args:
+        t, id: the task.
+        devices: a bit for each device of the node that it is given.
+    """
     client.ensure()
-    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_READY))
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_READY, devices))
+
+
+def devices_of(Client client, uint32_t t, uint64_t id):
+    """Return the bits of the devices that a task was given when it was admitted; 0 when the record is another's."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef uint32_t devices
+    client.ensure()
+    if t >= frt_tasks(x) or not _is(x, t, id) or not frt_task_body(x, t, &body) or body.ndeps == 0:
+        return 0
+    devices = a32_load_acq(&body.refs[body.ndeps - 1].extra)
+    return devices if _is(x, t, id) else 0
+
+
+def hold_devices(Client client, uint32_t devices, uint32_t parts, uint64_t holder):
+    """Record in this process's slot that it uses devices until it ends.
+
+    Args:
+        devices: a bit for each of them.
+        parts: of each of them, in parts of 1/10,000.
+        holder: for which task or actor, as `frt_client.device_holder` has it.
+    """
+    cdef frt_client *slot = client.x.clients + client.x.me
+    client.ensure()
+    slot.device_parts, slot.device_holder = parts, holder
+    a32_store_rel(&slot.devices, devices)
+
+
+def device_holders(Client client):
+    """Return (client, its kind, devices, parts, holder) of each process with devices, as `hold_devices` recorded."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_client *slot
+    cdef uint32_t c, devices
+    cdef list found = []
+    client.ensure()
+    for c in range(frt_clients(x)):
+        slot = x.clients + c
+        devices = a32_load_acq(&slot.devices)
+        if devices and frt_word_state(a64_load_acq(&slot.word)) != FRT_CLIENT_FREE:
+            found.append((c, slot.kind, devices, slot.device_parts, slot.device_holder))
+    return found
 
 
 def claim(Client client, uint32_t t, uint64_t id):
     """Claim a held task, to run it here or forward it to another node; False when it is not held any more."""
     client.ensure()
-    if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED)):
+    if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED, 0)):
         return False
     task_start(&client.x, t)
     return True
@@ -144,7 +196,7 @@ def claim(Client client, uint32_t t, uint64_t id):
 def refuse(Client client, uint32_t t, uint64_t id):
     """Take a held task to end it with an error; False when it is not held any more."""
     client.ensure()
-    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING))
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING, 0))
 
 
 def news(Client client):

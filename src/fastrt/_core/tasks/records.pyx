@@ -47,7 +47,7 @@ cdef int task_record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nby
         if i < 0:
             rc = i
             break
-        slots[k].objref, slots[k].index, slots[k].pad = x.entries[i].objref, i, 0
+        slots[k].objref, slots[k].index, slots[k].extra = x.entries[i].objref, i, 0
         a32_store_rlx(&x.entries[i].task, t + 1)
         task.nreturns = k + 1
     if rc < 0:
@@ -101,7 +101,7 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
     task.kind, task.retries, task.flags = kind, retries, flags
     slots = task_slots(x, t) + nreturns
     for ref in refs:
-        slots[0].objref, slots[0].index, slots[0].pad = ref.objref, ref.index, 0
+        slots[0].objref, slots[0].index, slots[0].extra = ref.objref, ref.index, 0
         slots += 1
     memcpy(slots, args, nbytes)
     frt_trace_point(x, FRT_TRACE_SUBMIT, task.id, function_index, 0)

@@ -328,6 +328,7 @@ def claim_for(Client client, Ref ref):
 
     For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
     because the waiting task cannot go on without them. A generator is never claimed: it may wait for its reader.
+    Nor is a task with devices: it needs a process of its own.
 
     Returns:
         The task's index, now RUNNING here; NO_TASK when other processes run the needed tasks.
@@ -354,7 +355,7 @@ def claim_for(Client client, Ref ref):
                 a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
             break
         if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == 0 and \
-                not x.tasks[t].flags & FRT_TASK_STREAM:
+                not x.tasks[t].flags & FRT_TASK_STREAM and not _has_devices(x, t):
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return task_start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
@@ -368,6 +369,13 @@ def claim_for(Client client, Ref ref):
         else:
             break
     return NO_TASK
+
+
+cdef bint _has_devices(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Return whether a task was given devices: it needs a process of its own."""
+    cdef frt_body body
+    return x.tasks[t].flags & FRT_TASK_DEMAND and frt_task_body(x, t, &body) and body.ndeps and \
+        a32_load_acq(&body.refs[body.ndeps - 1].extra) != 0
 
 
 def resume(Client client, uint32_t t):
