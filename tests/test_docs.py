@@ -18,7 +18,7 @@ PAGES = [
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
     "docs/placement.md", "docs/doctor.md", "docs/data.md", "docs/what_for.md", "docs/why_slow.md", "docs/jax.md",
-    "docs/from_dask.md", "docs/from_multiprocessing.md", "docs/metrics.md", "docs/debugging.md",
+    "docs/from_dask.md", "docs/from_multiprocessing.md", "docs/metrics.md", "docs/debugging.md", "docs/launching.md",
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}

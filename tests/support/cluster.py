@@ -15,7 +15,8 @@ import psutil
 from fastrt.node.daemon import sweep_sessions
 from fastrt.runtime.nodefile import nodes_here
 
-START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
+FASTRT = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
+START = [*FASTRT, "start"]
 UP_S = 30.0
 _GRPC_THREADS = ("event_engine", "grpc_global_tim", "lifeguard")
 

@@ -28,6 +28,7 @@ _COMMANDS = {
     "protos": ("fastrt.cli.protos:protos", "Write the .proto files, for programs in other languages."),
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "stack": ("fastrt.cli.stack:stack", "Show the stacks of workers, actors and drivers."),
+    "run": ("fastrt.cli.run:run", "Run a program on this machine, or on all machines of a job."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
     "token": ("fastrt.cli.token:token", "Show a cluster's token, or issue certificates."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from fastrt.store.client import Store
 from fastrt.tasks import namespaces
 from fastrt.tasks.runtime_env import Environment, environment_of, set_current
 
+_ADDRESS = "FASTRT_ADDRESS"  # set by `fastrt run` for the program, also by hand
 _STORE_BYTES_ANY = 64 << 20  # small, so that a machine without room for a second store can still join its node's
 # Options of `ray.init` that have no meaning here and change no result.
 _RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level")
@@ -47,13 +49,12 @@ def init(
     """Start the embedded runtime: a node daemon, an object store, and workers; or use a node that runs already.
 
     Args:
-        num_workers: worker processes; default: the CPUs that this process may use.
+        num_workers, num_cpus: two names: worker processes; default: the CPUs that this process may use.
         object_store_memory: size of the store in bytes, or text such as "512MiB"; default: the smallest of 30 %
             of available memory, half of the cgroup's limit, and 80 % of free /dev/shm.
         address: `host:port` of a cluster's head, or "auto": use the node of it that `fastrt start` runs on this
             machine, instead of starting one. Or another program's `Runtime.socket_path`: use its session, as long as
-            that program runs. Options that describe a new node are not allowed then.
-        num_cpus: another name for num_workers.
+            that program runs. Options of a new node are not allowed then. Default: FASTRT_ADDRESS (`fastrt run`).
         num_gpus, resources: further resources that tasks may request, with their amounts: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
         engine: the engine that runs tasks: "fastrt", "local" (as local_mode=True), or "ray": the cluster at `address`.
@@ -90,6 +91,7 @@ def init(
             _runtime = start_foreign(which, address, about, settings)
             set_current(Environment(namespace=space) if space and which != RAY else None)
         else:
+            address = _address(address, about, settings)
             job = environment_of(runtime_env)
             settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
             _runtime = _start_own(about, settings) if address is None else _attach(address, about, settings)
@@ -121,6 +123,24 @@ def is_initialized() -> bool:
     if store_client.current() is None:
         return engines.current() is not None
     return not (_runtime is not None and _runtime._died)
+
+
+def _address(address: str | None, about: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """Return the address to use: in a program of `fastrt run`, where none or "auto" is given, that of its node.
+
+    The nodes of such a program run already, so options that describe a node are ignored, with a warning.
+    """
+    given = os.environ.get(_ADDRESS)
+    if not given or address not in (None, "auto"):
+        return address
+    ignored = [name for name, value in {**about, "labels": settings.pop("labels", None)}.items() if value is not None]
+    if ignored:
+        sys.stderr.write(
+            f"fastrt: {', '.join(ignored)} of fastrt.init have no effect here: {_ADDRESS} names a node that runs "
+            "already. Give them to `fastrt run`\n"
+        )
+        about.update(dict.fromkeys(about))
+    return given
 
 
 def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:

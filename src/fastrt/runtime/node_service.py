@@ -27,7 +27,7 @@ from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
-from fastrt.runtime.session import start
+from fastrt.runtime.session import Embedded, start
 
 _RESTART_S = 0.2  # before a process that was killed is restarted
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
@@ -98,20 +98,26 @@ class Node:
         addresses: where its processes serve: "uplink"; "standby" if wanted; on the head "head" and, if wanted,
             "scheduler" and "coordinator"; with a scheduler "store"; "metrics" if wanted.
         session: the name of its session.
+        socket_path: where processes of this machine join the session.
         token_file: the file with the cluster's token.
+
+    Args:
+        options: its settings.
+        runtime: a session that was started for it with these settings, and belongs to it now; None: it starts one.
 
     Raises:
         FastrtError: it cannot start; the message says why.
     """
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(self, options: NodeOptions, runtime: Embedded | None = None) -> None:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._runtime = start(options.config, cluster=True)
+        self._runtime = start(options.config, cluster=True) if runtime is None else runtime
         self.session = self._runtime.session
+        self.socket_path = self._runtime.socket_path
         # Where each process serves: first the configured address, then the one it had before.
         self.addresses = {"uplink": join_address(options.host, 0)}
         self.head = options.head or ""

@@ -321,7 +321,22 @@ def new_token() -> str:
     Returns:
         `fastrt1-<32 hex digits: hash of the authority's public key>-<64 hex digits: the secret>`.
     """
-    secret = secrets.token_bytes(32)
+    return _token(secrets.token_bytes(32))
+
+
+def job_token(key: bytes, job: str) -> str:
+    """Derive the token of one job from a key of its user.
+
+    Args:
+        key: 32 random bytes.
+        job: the job's name; other jobs get other tokens, and no token reveals the key or another token.
+    Returns:
+        As `new_token`, the same in all processes that have the key.
+    """
+    return _token(_derive(key, f"fastrt 1 job {job}", 32))
+
+
+def _token(secret: bytes) -> str:
     return f"fastrt1-{_fingerprint(_authority(secret))}-{secret.hex()}"
 
 

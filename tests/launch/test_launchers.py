@@ -1,0 +1,347 @@
+"""`fastrt run` under real launchers: Slurm on three hosts of their own, Open MPI and MPICH. Long tests."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fastrt.node.daemon import sweep_sessions
+from support import slurm as slurms
+from support.cluster import FASTRT
+from support.machines import Machines
+from support.netns import UnavailableError
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+# Prints when the first task on another node had run, and on which nodes tasks run.
+APP = """
+import json, os, sys, time
+import fastrt
+
+@fastrt.remote
+def host():
+    return os.uname().nodename, os.environ.get("PMI_FD"), os.environ.get("OMPI_COMM_WORLD_RANK")
+
+with fastrt.init():
+    nodes = fastrt.nodes()
+    others = [node["NodeID"] for node in nodes if not node["IsHere"]]
+    found = fastrt.get([host.options(scheduling=node).remote() for node in others])
+    seen = time.time()
+    print(json.dumps({"names": sorted(node["NodeName"] for node in nodes), "hosts": found, "seen": seen}))
+sys.exit(int(sys.argv[1]))
+"""
+WAIT = """
+import threading
+import fastrt
+with fastrt.init():
+    print("up", len(fastrt.nodes()), flush=True)
+    threading.Event().wait(120)
+"""
+
+
+def needs(*names: str) -> None:
+    absent = [name for name in names if shutil.which(name) is None]
+    if absent:
+        pytest.skip(f"not installed: {', '.join(absent)}")
+
+
+def rest_of(command: str) -> list[psutil.Process]:
+    """Processes of jobs with this program that still run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if command in process.cmdline():
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def machines(tmp_path):
+    needs("ip", "unshare")
+    try:
+        made = Machines(tmp_path, ["ctl", "n1", "n2"])
+    except UnavailableError as exc:
+        pytest.skip(f"network namespaces cannot be made: {exc}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def slurm(machines, tmp_path):
+    needs(*slurms.PROGRAMS)
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    made = slurms.Slurm(folder, machines)
+    yield made
+    made.close()
+
+
+class Srun:
+    """Starts jobs by srun on the host ctl."""
+
+    def __init__(self, slurm, env):
+        self._slurm = slurm
+        self._slurm.env.update(env)
+
+    def start(self, *words, options=(), nodes=2):
+        return self._slurm.srun(
+            f"-N{nodes}", *options, *FASTRT, "run", *words,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *words, **about):
+        process = self.start(*words, **about)
+        out, err = process.communicate(timeout=90)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def srun(slurm, command):
+    return Srun(slurm, command.env)
+
+
+def test_slurm_job_is_one_cluster_whose_exit_code_is_the_programs(srun, program):
+    path = program(APP)
+    for code in (0, 9):
+        start = time.time()
+        ended, out, err = srun.run("--num-workers", "1", path, str(code))
+        assert ended == code, err
+        about = json.loads(out)
+        assert about["names"] == ["n1", "n2"]
+        assert [row[0] for row in about["hosts"]] == ["n2"]
+        sys.stderr.write(f"from srun to the first task on the other node: {about['seen'] - start:.2f} s\n")
+        assert not rest_of(path)
+
+
+def test_two_jobs_of_one_user_on_the_same_machines_are_two_clusters(srun, program):
+    path = program(APP)
+    jobs = [srun.start("--num-workers", "1", path, "0") for _ in range(2)]
+    for job in jobs:
+        out, err = job.communicate(timeout=90)
+        assert job.returncode == 0, err
+        assert json.loads(out)["names"] == ["n1", "n2"]
+
+
+def test_program_that_raises_ends_the_slurm_job_with_its_traceback(srun, program):
+    code, _, err = srun.run("--num-workers", "1", program("import fastrt\nfastrt.init()\nraise ValueError('wrong')\n"))
+    assert code == 1
+    assert "ValueError: wrong" in err
+
+
+def test_program_without_room_in_shared_memory_runs(srun, slurm, program):
+    text = (
+        "import fastrt, numpy as np\n"
+        "@fastrt.remote\ndef total(x):\n    return float(x.sum())\n"
+        "with fastrt.init():\n"
+        "    refs = [fastrt.put(np.ones(1_000_000)) for _ in range(12)]\n"  # 96 MB in a /dev/shm of 64 MB
+        "    print(sum(fastrt.get([total.remote(ref) for ref in refs])))\n"
+    )
+    path = program(text)
+    del slurm.env["FASTRT_OBJECT_STORE_MEMORY"]
+    mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", mount, "sh", *FASTRT, "run", "--num-workers", "1", path]
+    process = slurm.srun("-N2", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, out) == (0, "12000000.0\n"), err
+
+
+def test_node_that_comes_late_is_named_and_then_joins(slurm, command, program, tmp_path):
+    """Rank 1 comes once rank 0 has named it; the patience is shorter than 30 s."""
+    path, named = program(APP), tmp_path / "named"
+    slurm.env.update(command.env)
+    late = f'[ $SLURM_PROCID = 0 ] || while [ ! -e {named} ]; do read -t 0.1 x <> {tmp_path}/fifo; done; exec "$@"'
+    os.mkfifo(tmp_path / "fifo")
+    words = ["bash", "-c", late, "sh", *FASTRT, "run", "--patience", "0.5", "--num-workers", "1", path, "0"]
+    process = slurm.srun("-N2", "--unbuffered", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for line in process.stderr:
+        if "n2: has not connected to port" in line:
+            break
+    named.touch()
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert json.loads(out)["names"] == ["n1", "n2"]
+    assert "node 2 of 2: n2" in err
+
+
+def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program):
+    text = (
+        "import fastrt, os, threading\n"
+        "@fastrt.remote(max_retries=3)\ndef slow(k):\n    threading.Event().wait(0.3)\n    return os.uname().nodename\n"
+        "with fastrt.init():\n"
+        "    refs = [slow.remote(k) for k in range(40)]\n"
+        "    print('up', flush=True)\n"
+        "    hosts = fastrt.get(refs)\n"
+        "    print(len(hosts), set(hosts) >= {'n1'}, flush=True)\n"
+    )
+    path = program(text)
+    process = srun.start("--num-workers", "2", path, options=["--unbuffered"])
+    assert process.stdout.readline() == "up\n"
+    (rank,) = [one for one in rest_of(path) if one.environ().get("SLURM_PROCID") == "1" and "run" in one.cmdline()]
+    for one in [*rank.children(recursive=True), rank]:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    out, err = process.communicate(timeout=90)
+    assert out == "40 True\n", err
+    assert "node n2 has left: 1 of 2 are there" in err
+
+
+@pytest.mark.parametrize("how", ["scancel", "terminal"])
+def test_cancelled_slurm_job_leaves_no_process(srun, slurm, program, wait_until, how, runtime_dir, tmp_path):
+    path = program(WAIT)
+    process = srun.start("--num-workers", "1", path, options=["--unbuffered"])
+    assert process.stdout.readline() == "up 2\n"
+    if how == "scancel":
+        subprocess.run([*slurm.machines.within("ctl"), "scancel", "--user=root"], env=slurm.env, check=True, timeout=20)
+    else:
+        process.send_signal(signal.SIGINT)  # srun passes the second one within a second on to the job
+        for line in process.stderr:
+            if "interrupt" in line:
+                break
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    wait_until(lambda: not rest_of(path), "all processes of the job to end", 20)
+    sweep_sessions(runtime_dir, tmp_path / "spill")  # as the next session does: Slurm may kill everything at once
+
+
+def test_head_is_found_on_the_network_of_its_name_although_the_default_route_is_another(srun, machines, program):
+    machines.mislead()
+    code, out, err = srun.run("--num-workers", "1", program(APP), "0")
+    assert code == 0, err
+    assert json.loads(out)["names"] == ["n1", "n2"]
+
+
+def test_nothing_readable_goes_over_the_network(srun, slurm, program, tmp_path):
+    """The capture sees Slurm's own traffic with the job's environment, too."""
+    needs("tcpdump")
+    marker, large = "marker-of-a-value-4711", "large-marker-"
+    text = (
+        "import fastrt, os\n"
+        "small, large = '-'.join(['marker', 'of', 'a', 'value', '4711']), '-'.join(['large', 'marker', '']) * 100_000\n"
+        "@fastrt.remote\ndef echo(value):\n    return os.uname().nodename, value\n"
+        "with fastrt.init():\n"
+        "    (node,) = [node['NodeID'] for node in fastrt.nodes() if not node['IsHere']]\n"
+        "    for value in (small, large):\n"
+        "        host, same = fastrt.get(echo.options(scheduling=node).remote(value))\n"
+        "        print(host, same == value)\n"
+    )
+    path = program(text)
+    capture = tmp_path / "capture.pcap"
+    words = ["tcpdump", "-i", "wire", "-s", "0", "-U", "-w", str(capture), "tcp"]
+    listening = subprocess.Popen(
+        ["ip", "netns", "exec", slurm.machines.namespace("n2"), *words], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for line in listening.stderr:
+            if "listening on" in line:
+                break
+        code, out, err = srun.run("--num-workers", "1", path)
+        assert (code, out) == (0, "n2 True\nn2 True\n"), err
+    finally:
+        listening.terminate()
+        listening.communicate(timeout=20)
+    seen = capture.read_bytes()
+    assert len(seen) > 2_000_000  # the large value went there and back
+    assert str(path).encode() in seen  # the capture works: Slurm sends the command in the clear
+    key = (tmp_path / "keys" / "key").read_text().strip()
+    for secret in (marker, large, key, "fastrt1-", "fastrt1-"[:7], "echo", "cloudpickle", "__main__"):
+        assert secret.encode() not in seen, secret
+    assert bytes.fromhex(key) not in seen
+
+
+def mpi(name: str) -> list[str]:
+    needs(name)
+    if name == "mpirun.openmpi":
+        return [name, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
+    return [name]
+
+
+@pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpi_job_is_one_cluster_whose_exit_code_is_the_programs(command, program, name):
+    path = program(APP)
+    for code in (0, 3):
+        ended, out, err = command.run("--num-workers", "1", path, str(code), within=[*mpi(name), "-n", "3"])
+        assert ended == code, err
+        about = json.loads(out.splitlines()[0])
+        assert len(about["names"]) == 3
+        assert len(set(about["names"])) == 3
+        assert [row[1:] for row in about["hosts"]] == [[None, None]] * 2  # tasks are no ranks
+        assert not rest_of(path)
+
+
+@pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpi_job_on_two_hosts_meets_although_rank_0_is_not_on_the_launchers(command, machines, program, tmp_path, name):
+    """The agent that is to start processes on other hosts enters their namespaces, as ssh would."""
+    agent = tmp_path / "agent"
+    cases = "\n".join(
+        f"{host}) shift; exec {' '.join(machines.within(host)[:-2])} 'hostname {host} && mount --bind {tmp_path}/hosts "
+        f'/etc/hosts && exec sh -c "$*"\' sh "$@";;'
+        for host in ("n1", "n2")
+    )
+    agent.write_text(f'#!/bin/sh\nwhile [ "$1" = -x ] || [ "$1" = -q ]; do shift; done\ncase $1 in\n{cases}\nesac\n')
+    agent.chmod(0o755)
+    if name == "mpirun.openmpi":
+        hosts = [
+            "--mca",
+            "plm_rsh_agent",
+            str(agent),
+            "--mca",
+            "plm",
+            "rsh",
+            "--host",
+            "n1,n2",
+            "--map-by",
+            "ppr:1:node",
+        ]
+    else:
+        hosts = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", "n1,n2", "-ppn", "1"]
+    launcher = [*machines.within("ctl"), *mpi(name), *hosts, "-n", "2"]
+    ended, out, err = command.run("--num-workers", "1", program(APP), "4", within=launcher)
+    assert ended == 4, err
+    about = json.loads(out.splitlines()[0])
+    assert about["names"] == ["n1", "n2"]
+    assert [row[0] for row in about["hosts"]] == ["n2"]
+
+
+def page(launcher: str) -> tuple[str, list[list[str]]]:
+    """The program of docs/launching.md, and its commands with this launcher."""
+    text = (ROOT / "docs" / "launching.md").read_text()
+    (app,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    lines = re.findall(rf"^\$ ({launcher} [^#\n]*)", text, re.M)
+    assert lines
+    return app, [line.split() for line in lines]
+
+
+def run_page(words: list[str], within: list[str], env: dict[str, str], folder: Path) -> tuple[int, str, str]:
+    at = words.index("fastrt")
+    command = [*within, *words[:at], *FASTRT, *words[at + 1 :]]
+    ended = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=90)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_commands_of_the_page_run_on_slurm(slurm, command, tmp_path):
+    app, commands = page("srun")
+    (tmp_path / "app.py").write_text(app)
+    env = {**slurm.env, **command.env, "FASTRT_NUM_WORKERS": "1"}
+    for words in commands:
+        code, out, err = run_page(words, slurm.machines.within("ctl"), env, tmp_path)
+        assert (code, out) == (0, "328350\n"), err
+
+
+@pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
+def test_commands_of_the_page_run_on_mpi(command, tmp_path, name):
+    app, commands = page("mpirun")
+    (tmp_path / "app.py").write_text(app)
+    for words in commands:
+        launcher = mpi(name)
+        code, out, err = run_page([*launcher, *words[1:]], [], {**command.env, "FASTRT_NUM_WORKERS": "1"}, tmp_path)
+        assert (code, out.splitlines()[:1]) == (0, ["328350"]), err

@@ -1,0 +1,112 @@
+"""`fastrt run` on this machine: alone, and as a job whose ranks are given by options."""
+
+import signal
+
+import pytest
+
+COUNT = """
+import os, sys
+import fastrt
+
+@fastrt.remote
+def where(k):
+    return fastrt.runtime_context().get_node_id()
+
+with fastrt.init():
+    print(len(fastrt.nodes()), sys.argv[1:])
+    ids = [node["NodeID"] for node in fastrt.nodes()]
+    found = fastrt.get([where.options(scheduling=node).remote(0) for node in ids])
+    print(found == ids)
+print("bye", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def test_program_alone_has_its_own_output_and_exit_code_and_a_session(command, program):
+    code, out, err = command.run("--num-workers", "1", program(COUNT), "--rank", "x")
+    assert code == 7, err
+    assert out == "1 ['--rank', 'x']\nTrue\n"
+    assert err == "bye\n"
+
+
+def test_options_of_a_node_in_the_program_are_ignored_with_a_warning(command, program):
+    text = "import fastrt\nfastrt.init(num_workers=3, labels={'a': 'b'})\nprint(fastrt.cluster_resources())\n"
+    code, out, err = command.run("--num-workers", "1", program(text))
+    assert (code, out) == (0, "{'CPU': 1.0}\n"), err
+    assert "num_workers, labels of fastrt.init have no effect here" in err
+
+
+def test_module_runs_and_a_program_that_is_missing_is_reported(command):
+    assert command.run("--num-workers", "1", "-m", "this")[0] == 0
+    assert command.run()[0] == 2
+    code, _, err = command.run("--num-workers", "1", "/nowhere/app.py")
+    assert code == 2
+    assert "/nowhere/app.py" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_is_the_programs_and_so_is_the_end_by_it(command, program, number):
+    text = "import fastrt, threading\nfastrt.init()\nprint('up', flush=True)\nthreading.Event().wait(60)\n"
+    process = command.start("--num-workers", "1", program(text))
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == -number, err
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+
+
+def test_program_that_does_not_end_after_sigterm_is_killed_after_the_grace(command, program):
+    text = "import signal, threading\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\n"
+    text += "threading.Event().wait(60)\n"
+    process = command.start("--num-workers", "1", "--grace", "0.2", program(text))
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert "did not end within 0.2 s after SIGTERM (--grace) and is killed" in err
+
+
+def test_program_ends_when_the_command_is_killed(command, program, wait_until):
+    text = "import fastrt, os, threading\nfastrt.init()\nprint(os.getpid(), flush=True)\nthreading.Event().wait(60)\n"
+    process = command.start("--num-workers", "1", program(text))
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_until(lambda: _is_gone(pid), "the program to end")
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_two_ranks_are_one_cluster_and_both_end_with_the_program(command, program):
+    path = program(COUNT)
+    words = ("--size", "2", "--head", "127.0.0.1", "--job", "two", "--num-workers", "1")
+    first = command.start("--rank", "0", *words, path, "a")
+    other = command.start("--rank", "1", *words, path, "a")
+    out, err = first.communicate(timeout=50)
+    assert (first.returncode, out) == (7, "2 ['a']\nTrue\n"), err
+    assert "fastrt: node 2 of 2: " in err
+    assert "Traceback" not in err
+    out, err = other.communicate(timeout=20)
+    assert (other.returncode, out, err) == (0, "", "")
+
+
+def test_program_starts_with_fewer_nodes_and_the_missing_one_is_named(command, program):
+    text = (
+        "import fastrt, threading\nwith fastrt.init():\n    print(len(fastrt.nodes()))\n    threading.Event().wait(1)\n"
+    )
+    words = ("--rank", "0", "--size", "2", "--head", "127.0.0.1", "--job", "one", "--num-workers", "1")
+    code, out, err = command.run(*words, "--min-nodes", "1", "--patience", "0.1", program(text))
+    assert (code, out) == (0, "1\n"), err
+    assert "1 of 2 nodes are there:\n  rank 1: has not connected to port" in err
+
+
+def test_job_whose_nodes_do_not_come_ends_in_time_and_names_them(command, program):
+    words = ("--rank", "0", "--size", "2", "--head", "127.0.0.1", "--job", "none", "--num-workers", "1")
+    code, out, err = command.run(*words, "--timeout", "0.1", program("print('never')"))
+    assert (code, out) == (1, ""), err
+    assert "1 of 2 nodes came in 0.1 s (--timeout):\n  rank 1: has not connected" in err

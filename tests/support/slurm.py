@@ -1,0 +1,110 @@
+"""A real Slurm on one machine: slurmctld and two slurmd, each on a host of `Machines`, without munge and systemd."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .machines import Machines
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "ip", "unshare")
+_UP_S = 30.0
+_CONF = """
+ClusterName=test
+SlurmctldHost=ctl({ctl})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdParameters=config_overrides
+KillWait=5
+ReturnToService=2
+NodeName=n1 NodeAddr={n1} CPUs=4 State=UNKNOWN
+NodeName=n2 NodeAddr={n2} CPUs=4 State=UNKNOWN
+PartitionName=p Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+def missing() -> list[str]:
+    """The programs that are not installed."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+class Slurm:
+    """A cluster of the nodes n1 and n2; `srun` runs on the host ctl.
+
+    Args:
+        folder: for its state and logs.
+        machines: with the hosts ctl, n1 and n2.
+    """
+
+    def __init__(self, folder: Path, machines: Machines) -> None:
+        self.machines = machines
+        self._folder = folder
+        conf = folder / "slurm.conf"
+        addresses = {name: machines.address(name) for name in ("ctl", "n1", "n2")}
+        conf.write_text(_CONF.format(folder=folder, **addresses))
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (folder / "state").mkdir()
+        self.env = {**os.environ, "SLURM_CONF": str(conf)}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._start("ctl", "slurmctld", "-D")
+        for name in ("n1", "n2"):
+            (folder / f"spool.{name}").mkdir()
+            self._start(name, "slurmd", "-D", "-N", name)
+        self._wait()
+
+    def srun(self, *words: str, **about: Any) -> "subprocess.Popen[str]":
+        """Start srun on the host ctl."""
+        return subprocess.Popen([*self.machines.within("ctl"), "srun", *words], env=self.env, text=True, **about)
+
+    def close(self) -> None:
+        """End the daemons."""
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            try:
+                daemon.wait(15)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def _start(self, host: str, *words: str) -> None:
+        with open(self._folder / f"{words[0]}.{host}.out", "wb") as output:
+            self._daemons.append(
+                subprocess.Popen(
+                    [*self.machines.within(host), *words],
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            )
+
+    def _wait(self) -> None:
+        until = time.monotonic() + _UP_S
+        words = [*self.machines.within("ctl"), "sinfo", "-h", "-o", "%T %D"]
+        while True:
+            found = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20)
+            if "idle 2" in found.stdout:
+                return
+            if time.monotonic() > until:
+                logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
+                self.close()
+                raise AssertionError(f"Slurm did not start: {found.stdout}{found.stderr}\n{logs}")
+            threading.Event().wait(0.1)
