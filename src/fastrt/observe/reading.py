@@ -143,66 +143,6 @@ class TaskView:
     worker: Row | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the tasks of one function, or the calls of one method, have ended on this node since the session began.
-
-    Attributes:
-        name: of the function, or class and method; "other" counts functions beyond a process's table.
-        succeeded, failed: of a function that returned, or whose last attempt raised.
-        cancelled: before or while they ran.
-        crashed: their last attempt ended with its process.
-        retried: attempts that raised or crashed and were followed by another one.
-        forwarded: tasks of this node that ended on another one, which counts how.
-    """
-
-    name: str
-    succeeded: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    crashed: int = 0
-    retried: int = 0
-    forwarded: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One attempt of a task, or one call, that failed.
-
-    Attributes:
-        number: of the failure in this session, from 1; pass the last one as `after` for newer ones.
-        time: seconds since the epoch.
-        task_id: as in `list_tasks`.
-        name: of the task.
-        actor: the actor's id; None: it is no call.
-        type: the exception's class, such as "ValueError" or "WorkerCrashedError".
-        message: its text, cut to a kilobyte.
-        traceback: of user code; its beginning is cut if it is longer than the record.
-        attempt, max_retries: the number of this attempt, and how many more the task may have had.
-        retried: whether another attempt followed.
-        mended: whether a later attempt succeeded.
-        signal: that ended the process; 0: none.
-        pid: of the process that ran it.
-        node: the name of the other node that ran it; "": this one.
-    """
-
-    number: int
-    time: float
-    task_id: str
-    name: str
-    actor: int | None
-    type: str
-    message: str
-    traceback: str
-    attempt: int
-    max_retries: int
-    retried: bool
-    mended: bool
-    signal: int
-    pid: int
-    node: str
-
-
 def counts(store: Store, *, tasks: bool = True, objects: bool = True) -> Counts:
     """Count the records of a node's tables: one pass over each.
 
@@ -292,29 +232,6 @@ def task(store: Store, task_id: str) -> TaskView | None:
     row = listing.task_row(rows[0], names, pids)
     workers = page(store, "workers", {"pid": row["pid"]}).rows if row["pid"] is not None else []
     return TaskView(row, nbytes, arguments, chain, workers[0] if workers else None)
-
-
-def outcomes(store: Store) -> list[Outcome]:
-    """Count the tasks that have ended on this node by function and outcome, the most first.
-
-    The session does not count them yet: the list is empty, also if tasks have ended.
-    """
-    return []
-
-
-def failures(store: Store, *, after: int | None = None, limit: int = 100) -> list[Failure]:
-    """Read the failures that the session keeps.
-
-    It does not keep any yet: the list is empty, also if tasks have failed.
-
-    Args:
-        store: any process's attachment.
-        after: only failures of a larger number; None: the newest ones.
-        limit: the largest number of failures; 0: all.
-    Returns:
-        The failures, oldest first.
-    """
-    return []
 
 
 def check_columns(kind: str, filters: Mapping[str, Any]) -> None:
