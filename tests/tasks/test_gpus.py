@@ -118,12 +118,12 @@ def test_parts_of_more_than_one_device_are_refused(gpus):
 
 def test_killed_worker_gives_its_device_back(gpus, tmp_path, wait_until):
     ref = one.options(num_gpus=2, max_retries=1).remote(str(tmp_path))
-    wait_until((tmp_path / "began0").exists, "the task")
+    wait_until((tmp_path / "device1").exists, "the task that has opened both")
     ((client, _, devices, parts, _),) = holders()
     assert (devices, parts) == (3, RESOURCE_PARTS)
-    os.kill(next(row["pid"] for row in slots() if row["client"] == client), signal.SIGKILL)
-    for file in tmp_path.glob("*"):
+    for file in tmp_path.glob("*"):  # before the death: the next attempt begins at once
         file.unlink()
+    os.kill(next(row["pid"] for row in slots() if row["client"] == client), signal.SIGKILL)
     (tmp_path / "gate").touch()
     assert fastrt.get(ref, timeout=30)[0] == "0,1"
 

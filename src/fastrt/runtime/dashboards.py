@@ -28,8 +28,8 @@ class DashboardFile:
     """
 
     address: str
-    code: str
-    token: str
+    code: str = dataclasses.field(repr=False)
+    token: str = dataclasses.field(repr=False)
     prefix: str
     pid: int
     start_time: int
