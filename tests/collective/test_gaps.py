@@ -68,32 +68,41 @@ def test_rank_that_died_before_its_first_message_is_not_waited_for(ranks, name, 
     assert outcomes == [("returned", (1, True)), ("died", signal.SIGKILL)]
 
 
-def run_split(rank, world_size, name, address, nodes, victim):
+def told_together(folder, call):
+    """What `told` says, once both survivors know: a rank that ends as soon as it knows is one more that has died."""
+    found = told(call)
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    while len(os.listdir(folder)) < 2:
+        os.sched_yield()
+    return found
+
+
+def run_split(rank, world_size, name, address, nodes, victim, folder):
     g = join(rank, world_size, name, address, nodes)
     if rank == victim:
         g.gather_plain([0, 0], None)  # what `split` begins with
         die()
-    return told(lambda: g.split(0))
+    return told_together(folder, lambda: g.split(0))
 
 
 @pytest.mark.parametrize(("nodes", "victim"), [("", 0), ("", 2), ("AAB", 0), ("AAB", 1), ("ABB", 2)])
-def test_rank_that_dies_within_split_is_named_to_the_others(ranks, name, coordinator, nodes, victim):
+def test_rank_that_dies_within_split_is_named_to_the_others(ranks, name, coordinator, nodes, victim, tmp_path):
     address = coordinator if nodes else None
-    outcomes = ranks.outcomes(3, run_split, name, address, nodes, victim)
+    outcomes = ranks.outcomes(3, run_split, name, address, nodes, victim, str(tmp_path))
     assert outcomes.pop(victim) == ("died", signal.SIGKILL)
     assert outcomes == [("returned", (victim, True))] * 2
 
 
-def run_rebuild(rank, world_size, name, address, nodes, victim):
+def run_rebuild(rank, world_size, name, address, nodes, victim, folder):
     g = join(rank, world_size, name, address, nodes)
     g.barrier()
     if rank == victim:
         die()
-    return told(lambda: g.rebuild(range(world_size)))
+    return told_together(folder, lambda: g.rebuild(range(world_size)))
 
 
 @pytest.mark.parametrize(("nodes", "victim"), [("", 0), ("", 1)])
-def test_rank_that_dies_within_rebuild_is_named_to_the_others(ranks, name, nodes, victim):
-    outcomes = ranks.outcomes(3, run_rebuild, name, None, nodes, victim)
+def test_rank_that_dies_within_rebuild_is_named_to_the_others(ranks, name, nodes, victim, tmp_path):
+    outcomes = ranks.outcomes(3, run_rebuild, name, None, nodes, victim, str(tmp_path))
     assert outcomes.pop(victim) == ("died", signal.SIGKILL)
     assert outcomes == [("returned", (victim, True))] * 2
