@@ -48,6 +48,12 @@ with fastrt.init():
 """
 
 
+def is_swept(runtime_dir: Path, folder: Path) -> bool:
+    """Remove what killed nodes have left, as the next session does; whether no session is left."""
+    sweep_sessions(runtime_dir, folder / "spill")
+    return not [path for path in runtime_dir.iterdir() if path.is_dir()]
+
+
 def needs(*names: str) -> None:
     absent = [name for name in names if shutil.which(name) is None]
     if absent:
@@ -172,7 +178,7 @@ def test_node_that_comes_late_is_named_and_then_joins(slurm, command, program, t
     assert "node 2 of 2: n2" in err
 
 
-def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program):
+def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program, wait_until, runtime_dir, tmp_path):
     text = (
         "import fastrt, os, threading\n"
         "@fastrt.remote(max_retries=3)\ndef slow(k):\n    threading.Event().wait(0.3)\n    return os.uname().nodename\n"
@@ -192,6 +198,7 @@ def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program):
     out, err = process.communicate(timeout=90)
     assert out == "40 True\n", err
     assert "node n2 has left: 1 of 2 are there" in err
+    wait_until(lambda: is_swept(runtime_dir, tmp_path), "the sessions to be swept")
 
 
 @pytest.mark.parametrize("how", ["scancel", "terminal"])
@@ -210,7 +217,7 @@ def test_cancelled_slurm_job_leaves_no_process(srun, slurm, program, wait_until,
     process.communicate(timeout=60)
     assert process.returncode != 0
     wait_until(lambda: not rest_of(path), "all processes of the job to end", 20)
-    sweep_sessions(runtime_dir, tmp_path / "spill")  # as the next session does: Slurm may kill everything at once
+    wait_until(lambda: is_swept(runtime_dir, tmp_path), "the sessions to be swept")
 
 
 def test_head_is_found_on_the_network_of_its_name_although_the_default_route_is_another(srun, machines, program):

@@ -1,5 +1,6 @@
 """A real Slurm on one machine: slurmctld and two slurmd, each on a host of `Machines`, without munge and systemd."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from .machines import Machines
 
@@ -74,7 +77,10 @@ class Slurm:
         return subprocess.Popen([*self.machines.within("ctl"), "srun", *words], env=self.env, text=True, **about)
 
     def close(self) -> None:
-        """End the daemons."""
+        """End the daemons, once the processes of the last step have reported its end: without slurmctld they wait."""
+        until = time.monotonic() + _UP_S
+        while self._has_steps() and time.monotonic() < until:
+            threading.Event().wait(0.1)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
@@ -83,6 +89,13 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+    def _has_steps(self) -> bool:
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "slurmstepd" and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
+                    return True
+        return False
 
     def _start(self, host: str, *words: str) -> None:
         with open(self._folder / f"{words[0]}.{host}.out", "wb") as output:
@@ -99,12 +112,9 @@ class Slurm:
     def _wait(self) -> None:
         until = time.monotonic() + _UP_S
         words = [*self.machines.within("ctl"), "sinfo", "-h", "-o", "%T %D"]
-        while True:
-            found = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20)
-            if "idle 2" in found.stdout:
-                return
+        while "idle 2" not in subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20).stdout:
             if time.monotonic() > until:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
                 self.close()
-                raise AssertionError(f"Slurm did not start: {found.stdout}{found.stderr}\n{logs}")
+                raise AssertionError(f"Slurm did not start:\n{logs}")
             threading.Event().wait(0.1)
