@@ -19,9 +19,11 @@ from pathlib import Path
 import click
 from compare_programs import QUIET, read
 
+import fastrt
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".cache" / "ray_libraries"
-LIBRARIES = ["modin", "sf-hamilton", "evotorch", "ray"]
+LIBRARIES = ["modin", "pyarrow", "sf-hamilton", "evotorch", "ray"]
 PROGRAMS = ("modin_frames", "hamilton_graph", "evotorch_search")
 TIMEOUT_S = 120
 
@@ -45,8 +47,13 @@ def make_environment() -> Path:
 def run(python: Path, program: str, on_fastrt: bool) -> tuple[str, float]:
     """Run a program; return its results and the seconds of its work."""
     command = [str(python), *(["-m", "fastrt.ray"] if on_fastrt else []), f"{program}.py"]
-    paths = [str(ROOT / "src")] if on_fastrt else []
-    more = {**QUIET, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled"}
+    home = Path(fastrt.__file__).parents[1]  # an installed one is found there by itself
+    more = {
+        **QUIET,
+        "PYTHONPATH": str(home) if on_fastrt and home == ROOT / "src" else "",
+        "PYTHONWARNINGS": "ignore",
+        "RAY_AUTH_MODE": "disabled",
+    }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT / "bench" / "ray_libraries",
         env={**os.environ, **more, "RAY_ADDRESS": "" if on_fastrt else "local"},
