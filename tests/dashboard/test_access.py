@@ -1,4 +1,4 @@
-"""Who may read the dashboard: the rules, without a server."""
+"""The rules for access to the dashboard, without a server."""
 
 import dataclasses
 

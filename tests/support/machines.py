@@ -47,7 +47,7 @@ class Machines:
         return self._prefix + name
 
     def within(self, name: str) -> list[str]:
-        """What to put before a command so that it runs on that host."""
+        """Return the words that make a command run on that host, to be put before it."""
         prepare = f'hostname {name} && mount --bind {shlex.quote(str(self._hosts))} /etc/hosts && exec "$@"'
         return ["ip", "netns", "exec", self.namespace(name), "unshare", "-u", "-m", "sh", "-c", prepare, "sh"]
 

@@ -46,7 +46,7 @@ class Net:
         return f"10.77.{1 + 'ab'.index(name)}.2"
 
     def within(self, name: str) -> list[str]:
-        """What to put before a command so that it runs on that host."""
+        """Return the words that make a command run on that host, to be put before it."""
         return ["ip", "netns", "exec", self._prefix + name]
 
     def cut(self, *targets: str) -> None:

@@ -47,7 +47,7 @@ def nothing():
 
 
 class Late:
-    """What the process that unpickles it sees."""
+    """An object that becomes the variable CUDA_VISIBLE_DEVICES of the process that unpickles it."""
 
     def __reduce__(self):
         return seen, ()
