@@ -69,7 +69,7 @@ def test_rank_that_died_before_its_first_message_is_not_waited_for(ranks, name, 
 
 
 def told_together(folder, call):
-    """Return what `told` reports, after both survivors have theirs: one that ended earlier would count as a dead rank."""
+    """Return what `told` reports once both survivors know: one that ended earlier would count as dead, too."""
     found = told(call)
     open(os.path.join(folder, str(os.getpid())), "w").close()
     while len(os.listdir(folder)) < 2:
