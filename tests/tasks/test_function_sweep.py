@@ -23,7 +23,7 @@ def sweep():
 
 
 def make(number, nbytes=0):
-    captured = bytes(nbytes)
+    captured = np.zeros(nbytes, np.uint8)  # a worker that has loaded it pins its value
     return fastrt.remote(lambda: number + len(captured))
 
 
@@ -35,7 +35,8 @@ def test_a_function_that_nothing_can_use_any_more_leaves_the_store(rt, wait_unti
     sweep()
     assert usage()["bytes_used"] >= before["bytes_used"] + (2 << 20)  # the program can still call it
     del one
-    wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "the daemon to sweep it")
+    # A second for the daemon to sweep it, one more for the worker that has loaded it to drop it.
+    wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "its memory to be free", 4.5)
     assert fastrt.get(make(1, 2 << 20).remote()) == 1 + (2 << 20)  # the same once more
 
 

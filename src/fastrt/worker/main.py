@@ -38,7 +38,7 @@ from fastrt.worker.retries import Retries
 from fastrt.worker.timeouts import Timeouts
 
 _SCALARS = 1  # the kind of arguments that the core reads without pickle
-_IDLE_S = 5.0
+_IDLE_S = 1.0  # a worker without a task drops the functions that were swept so often
 _ARGUMENT_TRIES = 20  # each ends after the store's patience, when no process of the node makes progress
 _HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows
 
