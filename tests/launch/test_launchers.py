@@ -17,6 +17,7 @@ import pytest
 from fastrt.node.daemon import sweep_sessions
 from support import slurm as slurms
 from support.cluster import FASTRT
+from support.jax_members import MEMBERS
 from support.machines import Machines
 from support.netns import UnavailableError
 
@@ -126,6 +127,11 @@ def test_slurm_job_is_one_cluster_whose_exit_code_is_the_programs(srun, program)
         assert [row[0] for row in about["hosts"]] == ["n2"]
         sys.stderr.write(f"from srun to the first task on the other node: {about['seen'] - start:.2f} s\n")
         assert not rest_of(path)
+
+
+def test_tasks_of_a_slurm_job_meet_at_its_coordinator_for_jax(srun, program):
+    code, out, err = srun.run("--jax", "--num-workers", "1", program(MEMBERS))
+    assert (code, out) == (0, "[(0, '2', 2), (1, '2', 2)] 0 127.0.0.1:0\n"), err
 
 
 def test_two_jobs_of_one_user_on_the_same_machines_are_two_clusters(srun, program):
@@ -283,6 +289,13 @@ def test_mpi_job_is_one_cluster_whose_exit_code_is_the_programs(command, program
         assert len(set(about["names"])) == 3
         assert [row[1:] for row in about["hosts"]] == [[None, None]] * 2  # tasks are no ranks
         assert not rest_of(path)
+
+
+@pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
+def test_tasks_of_an_mpi_job_meet_at_its_coordinator_for_jax(command, program, name):
+    words = ("--jax", "--num-workers", "1", program(MEMBERS))
+    code, out, err = command.run(*words, within=[*mpi(name), "-n", "2"])
+    assert (code, out.splitlines()[0]) == (0, "[(0, '2', 2), (1, '2', 2)] 0 127.0.0.1:0"), err
 
 
 @pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])

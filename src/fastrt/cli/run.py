@@ -50,6 +50,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--token-file", type=_file, envvar="FASTRT_TOKEN_FILE", help="A token, instead of one from the user's key."
 )
+@click.option("--jax", is_flag=True, help="Serve JAX's coordinator, and set JAX's variables in each rank.")
 @click.option("--quiet", is_flag=True, help="Do not print which nodes have come.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]...")
 @click.pass_context
@@ -108,5 +109,6 @@ def _run(place: Place, given: dict[str, Any]) -> int:
         timeout_s=given["timeout"],
         grace_s=given["grace"],
         quiet=given["quiet"],
+        jax=given["jax"],
     )
     return run_job(place, options)

@@ -11,23 +11,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fastrt.config import Config, cpu_count
 from fastrt.errors import AttachError, FastrtError
 from fastrt.launch.board import Board, open_board
 from fastrt.launch.detect import PRIVATE, Place
-from fastrt.launch.meeting import Attendance, Meeting, attend, ports_of
+from fastrt.launch.jax import Door
+from fastrt.launch.meeting import Attendance, Meeting, attend, enter, ports_of
 from fastrt.launch.program import Program, Signals
 from fastrt.launch.secret import token_of_job
 from fastrt.net.address import is_loopback_host, join_address, reachable
-from fastrt.net.grpc.identity import Identity
+from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.runtime.node_service import Node, NodeOptions
 from fastrt.runtime.nodes import nodes_at
 from fastrt.runtime.session import start
 
 ADDRESS = "FASTRT_ADDRESS"  # where `fastrt.init` in the program finds its node
+_JAX = "jax"  # the door to the coordinator, and its socket
 _TICK_S = 0.05
 _QUIET_TICK_S = 1.0  # once all nodes are there
 _STORE_BYTES_MIN = 16 << 20
@@ -48,6 +51,7 @@ class JobOptions:
         timeout_s: so long the job waits for `min_nodes`.
         grace_s: time for the program and running tasks after SIGTERM.
         quiet: whether only faults are printed.
+        jax: whether rank 0 serves a coordinator for JAX.
     """
 
     words: Sequence[str]
@@ -59,6 +63,7 @@ class JobOptions:
     timeout_s: float = 300.0
     grace_s: float = 30.0
     quiet: bool = False
+    jax: bool = False
 
 
 def run(place: Place, options: JobOptions) -> int:
@@ -71,7 +76,10 @@ def run(place: Place, options: JobOptions) -> int:
     """
     with Signals() as signals:
         if place.size == 1:
-            return _run_alone(options, signals)
+            if not options.jax:
+                return _run_alone(options, signals)
+            place = replace(place, head="127.0.0.1", meets="port")
+            options = replace(options, token=options.token or new_token())
         board = open_board(place)
         try:
             if board is not None:
@@ -149,8 +157,29 @@ class _Part:
         host = socket.gethostname().partition(".")[0]
         self.name = host if place.local_size == 1 else f"{host}-{place.local_rank}"
 
+        self.door: Door | None = None
+
     def run(self) -> int:
         """Run it."""
+        if self.options.jax:
+            self.door = Door(self.place.size, self.place.rank, self.connect_to_coordinator)
+            os.environ.update(self.door.variables())  # before the session starts: tasks see them, too
+        try:
+            return self.run_node()
+        finally:
+            if self.door is not None:
+                self.door.close()
+
+    def run_node(self) -> int:
+        """Run this process's node until the job is over."""
+        raise NotImplementedError
+
+    def connect_to_coordinator(self) -> socket.socket:
+        """Connect to the job's coordinator for JAX.
+
+        Raises:
+            OSError, FastrtError: it cannot be reached now.
+        """
         raise NotImplementedError
 
     def config(self) -> Config:
@@ -193,15 +222,18 @@ class _Part:
 class _First(_Part):
     """Rank 0: the head, a node, the meeting and the program."""
 
-    def run(self) -> int:
+    _coordinator = ""  # path of its Unix socket
+
+    def run_node(self) -> int:
         meeting = Meeting(self.identity, self.place.size, self.place.port, self.say)
         try:
             if self.board is not None:
                 addresses = [join_address(host, meeting.port) for host in _own_hosts(self.options.host)]
                 threading.Thread(target=self._publish, args=[",".join(addresses)], daemon=True).start()
             host = self.options.host or _host_of(self.place.head)
-            with Node(self.node_options(self.config(), host, None)) as node:
-                meeting.open({"port": int(node.head.rpartition(":")[2])})
+            with self._node(host) as node:
+                doors = {_JAX: self.connect_to_coordinator} if self.options.jax else {}
+                meeting.open({"port": int(node.head.rpartition(":")[2])}, doors)
                 watching = self.watched(node)
                 try:
                     return self._serve(node, meeting)
@@ -211,6 +243,32 @@ class _First(_Part):
                     watching.join()
         finally:
             meeting.close()
+
+    def connect_to_coordinator(self) -> socket.socket:
+        """Connect to the coordinator of this node."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(self._coordinator)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _node(self, host: str) -> Node:
+        """Start the head's node, and on it the coordinator if the job wants one.
+
+        Raises:
+            FastrtError: it cannot start.
+        """
+        config = self.config()
+        options = self.node_options(config, host, None)
+        if not self.options.jax:
+            return Node(options)
+        runtime = start(config, cluster=True)
+        self._coordinator = str(Path(runtime.socket_path).with_name(_JAX))  # the folder is this user's alone
+        return Node(
+            replace(options, coordinator=f"unix:{self._coordinator}", job={"num_tasks": self.place.size}), runtime
+        )
 
     def _publish(self, text: str) -> None:
         assert self.board is not None
@@ -314,7 +372,9 @@ class _Roll:
 class _Other(_Part):
     """A node that the job has beside the first one, until the program has ended."""
 
-    def run(self) -> int:
+    _meeting = ""  # its address, once it has been reached
+
+    def run_node(self) -> int:
         # The session starts while this process waits for rank 0, whose node takes as long to start.
         finding: Future[Attendance] = Future()
         threading.Thread(target=_fill, args=[finding, self._attend], name="fastrt-attend", daemon=True).start()
@@ -328,6 +388,7 @@ class _Other(_Part):
         if attendance is None:
             runtime.end_for_all()
             return 0
+        self._meeting = attendance.address
         over = threading.Event()
         threading.Thread(target=_wait_for_end, args=[attendance, over], name="fastrt-end", daemon=True).start()
         try:
@@ -342,6 +403,12 @@ class _Other(_Part):
         finally:
             attendance.close()
         return 0
+
+    def connect_to_coordinator(self) -> socket.socket:
+        """Connect to rank 0's coordinator by its meeting."""
+        if not self._meeting:
+            raise ConnectionRefusedError("rank 0 has not been reached yet")
+        return enter(self.identity, self._meeting, _JAX, self.place.rank, self.name)
 
     def _found(self, finding: Future[Attendance]) -> Attendance | None:
         """Wait for the connection to rank 0; None when a signal ends the wait."""

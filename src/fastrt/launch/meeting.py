@@ -3,7 +3,8 @@
 Every connection is TLS with certificates of the job's token on both sides, so each side has proved the token before the
 other one reads a byte. The first message of a process is its `Hello`. Rank 0 answers with `where` once its node is up,
 or with the reason why it refuses. After that rank 0 says only that the job is over; the end of the connection says the
-same, so a job ends on all machines however rank 0 ends.
+same, so a job ends on all machines however rank 0 ends. A process that names a door in its `Hello` is connected to that
+service of rank 0 instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
+from fastrt.launch.jax import forward
 from fastrt.net.address import join_address, split_address
 from fastrt.net.grpc.identity import HandshakeBrokenError, Identity, IdentityError
 from fastrt.versions import are_versions, disagreement, numpy_warning, own_versions
@@ -93,6 +95,7 @@ class Meeting:
         self._greetings: dict[_Caller, None] = {}
         self._callers: set[_Caller] = set()
         self._where: dict[str, Any] | None = None
+        self._doors: dict[str, Callable[[], socket.socket]] = {}
         self._closing = False
         self._warned = False
         self._listener = _listen([port] if port else ports_of(identity))
@@ -100,14 +103,16 @@ class Meeting:
         self._thread = threading.Thread(target=self._accept, name="fastrt-meeting", daemon=True)
         self._thread.start()
 
-    def open(self, where: Mapping[str, Any]) -> None:
+    def open(self, where: Mapping[str, Any], doors: Mapping[str, Callable[[], socket.socket]] | None = None) -> None:
         """Answer the processes that wait, and those that come later.
 
         Args:
             where: the answer; "port" in it is that of the head, at the address at which the process reached this one.
+            doors: services of rank 0 by name: functions that connect to one.
         """
         with self._lock:
             self._where = dict(where)
+            self._doors = dict(doors or {})
             self._lock.notify_all()
 
     def arrivals(self) -> dict[int, Arrival]:
@@ -161,6 +166,9 @@ class Meeting:
                 self._greetings.pop(caller, None)
                 caller.sock = sock
                 self._callers.add(caller)
+            if "door" in hello:
+                self._lead(sock, hello["door"])
+                return
             arrival = self._arrival(hello)
             if arrival.refused:
                 _send(sock, {"refused": arrival.refused})
@@ -181,6 +189,18 @@ class Meeting:
                 self._callers.discard(caller)
                 self._lock.notify_all()
             sock.close()
+
+    def _lead(self, sock: socket.socket, door: Any) -> None:
+        """Connect a process to a service of this one until one of them ends the connection."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._where is not None or self._closing, _GREETING_S)
+            connect = self._doors.get(door) if isinstance(door, str) else None
+        if connect is None:
+            _send(sock, {"refused": f"rank 0 has no {str(door)[:_NAME_MAX]!r} for this job"})
+            return
+        with connect() as other:
+            _send(sock, {})
+            forward(sock, other)
 
     def _arrival(self, hello: dict[str, Any]) -> Arrival:
         """Take in a process, or find why not."""
@@ -209,12 +229,14 @@ class Attendance:
 
     Attributes:
         where: rank 0's answer: head (its address), and what `Meeting.open` was given.
+        address: of rank 0's meeting.
         host: the address of this machine on the way to rank 0.
     """
 
     def __init__(self, sock: socket.socket, where: dict[str, Any]) -> None:
         self._sock = sock
         self.where = where
+        self.address = join_address(*sock.getpeername()[:2])
         self.host: str = sock.getsockname()[0]
 
     def wait(self) -> None:
@@ -280,7 +302,30 @@ def attend(
         time.sleep(_AGAIN_S)
 
 
+def enter(identity: Identity, address: str, door: str, rank: int, name: str) -> socket.socket:
+    """Connect to a service of rank 0 by its meeting.
+
+    Args:
+        identity: of the job.
+        address: of the meeting.
+        door: name of the service.
+        rank, name: of this process and its node.
+    Raises:
+        RefusedError: rank 0 has no such service.
+        FastrtError, OSError, EOFError: rank 0 is not reached.
+    """
+    hello = {"rank": rank, "name": name, "versions": {}, "door": door}
+    return _greeted(identity, address, hello, 2 * _GREETING_S)[0]
+
+
 def _attend(identity: Identity, address: str, hello: dict[str, Any], until: float) -> Attendance:
+    return Attendance(*_greeted(identity, address, hello, max(until - time.monotonic(), 1.0)))
+
+
+def _greeted(
+    identity: Identity, address: str, hello: dict[str, Any], timeout_s: float
+) -> tuple[socket.socket, dict[str, Any]]:
+    """Connect to rank 0 and say hello; the connection and the answer."""
     sock = socket.create_connection(split_address(address), _CONNECT_S)
     sock = identity.open_client(sock, _GREETING_S)
     try:
@@ -288,10 +333,10 @@ def _attend(identity: Identity, address: str, hello: dict[str, Any], until: floa
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         _send(sock, hello)
-        answer = _receive(sock, max(until - time.monotonic(), 1.0), {})
+        answer = _receive(sock, timeout_s, {})
         if "refused" in answer:
             raise RefusedError(f"rank 0 of the job at {address} refuses {hello['name']}: {answer['refused']}")
-        return Attendance(sock, answer)
+        return sock, answer
     except BaseException:
         sock.close()
         raise
