@@ -33,7 +33,14 @@ for name in given["files"]:
 
 
 def test_other_user_gets_401_and_cannot_read_the_code(rt, dash, runtime_dir):
-    paths = ["/", "/?code=guess", "/view?view=overview", "/stream?view=logs", "/static/app.js", "/file/timeline.json"]
+    paths = [
+        "/",
+        "/?code=guess",
+        "/view?view=overview",
+        "/stream?view=logs",
+        "/static/app.js",
+        "/file/timeline.pftrace",
+    ]
     files = [str(path) for path in runtime_dir.glob("dashboard-*")]
     assert files
     uid = OTHER_UID if os.geteuid() == 0 else None

@@ -11,7 +11,8 @@ from typing import Any
 
 from fastrt._core.memory import trace
 from fastrt.errors import FastrtError
-from fastrt.observe.timeline import Record, Recording
+from fastrt.observe.drawing import Drawing, Record
+from fastrt.observe.timeline import Recording
 from fastrt.store.client import Store
 
 KEPT_S = 30.0
@@ -32,7 +33,7 @@ class Slice:
 
 
 class Recorder:
-    """Records while it is looked at. `look`, `draw` and `events` are called by one thread; another one reads the rings.
+    """Records while it is looked at. One thread calls `look`, `slices` and `drawing`; another reads the rings.
 
     Args:
         store: the attachment to the session.
@@ -80,17 +81,19 @@ class Recorder:
                 found[slot] = sorted(tasks, key=lambda one: one.start)
         return found
 
-    def events(self) -> list[dict[str, Any]]:
-        """The kept records as events of Chrome's trace format."""
+    def drawing(self) -> Drawing:
+        """The kept records as slices."""
         with self._lock:
-            return self._recording.events()
+            return self._recording.drawing()
 
     def _read(self) -> None:
         try:
             while not self._stop.wait(_POLL_S) and time.monotonic() - self._looked_at < _LEASE_S:
                 with self._lock:
                     self._recording.read()
-                    _forget(self._recording.records, trace.now() - int(KEPT_S * 1e9))
+                    oldest = trace.now() - int(KEPT_S * 1e9)
+                    _forget(self._recording.records, oldest)
+                    self._recording.samples = [one for one in self._recording.samples if one.at >= oldest]
         except FastrtError:
             return  # the session has ended
         finally:

@@ -28,7 +28,10 @@ VIEWS: dict[str, View] = {
     "timeline": timeline.timeline,
     "nodes": machines.nodes,
 }
-FILES: dict[str, Callable[[Watched, Store, Mapping[str, str]], tuple[bytes, str]]] = {"timeline.json": timeline.saved}
+FILES: dict[str, Callable[[Watched, Store, Mapping[str, str]], tuple[bytes, str]]] = {
+    "timeline.pftrace": timeline.saved,
+    "timeline.json": timeline.saved_json,
+}
 DEEDS: dict[str, Callable[[Watched, Store, Mapping[str, Any]], str]] = {
     "do/record": timeline.record,
     "do/stop": timeline.stop,

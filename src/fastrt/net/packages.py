@@ -11,7 +11,7 @@ _NAMES = {  # the name in imports -> the name for pip
 }
 
 
-_EXTRAS = {"prometheus_client": "metrics", "perfetto": "timeline", "opentelemetry": "otlp"}  # by the name in imports
+_EXTRAS = {"prometheus_client": "metrics", "opentelemetry": "otlp"}  # by the name in imports
 
 
 def advice(missing: str | None) -> str | None:
@@ -28,6 +28,11 @@ def advice(missing: str | None) -> str | None:
 def is_of_services(package: str) -> bool:
     """Whether only clusters and services need this package, named as for pip."""
     return package in _NAMES.values()
+
+
+def are_installed() -> bool:
+    """Whether all packages of clusters and services are installed."""
+    return all(_is_installed(name) for name in _NAMES)
 
 
 def check() -> None:

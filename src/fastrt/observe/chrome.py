@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from fastrt.observe.drawing import Drawing, Process, Slice
 
 Event = dict[str, Any]
 
@@ -33,3 +35,34 @@ def write(events: Iterable[Event], filename: str | Path) -> None:
         for k, event in enumerate(events):
             file.write((",\n" if k else "") + json.dumps(event))
         file.write("\n]}\n")
+
+
+def events(drawing: Drawing) -> list[Event]:
+    """The events of a drawing: metadata, then all others in the order of time."""
+    if not drawing.slices:
+        return []
+    zero = min(one.start for one in drawing.slices)
+    found = [_event(drawing.processes[one.process], one, zero) for one in drawing.slices]
+    for task, (submitted, ran) in drawing.arrows.items():
+        for phase, one in (("s", submitted), ("f", ran)):
+            arrow = {"ph": phase, "id": f"{task:x}", "name": "submit", "cat": "submit", "ts": micros(one.start - zero)}
+            place = {"pid": drawing.processes[one.process].pid, "tid": one.lane}
+            found.append({**arrow, **place, **({"bp": "e"} if phase == "f" else {})})
+    found.sort(key=lambda event: event["ts"])
+    return [*_titles(drawing.processes), *found]
+
+
+def _event(process: Process, one: Slice, zero: int) -> Event:
+    event: Event = {"name": one.name, "cat": one.category, "pid": process.pid, "args": one.args}
+    event |= {"ts": micros(one.start - zero), "tid": one.lane}
+    return {**event, "ph": "i", "s": "t"} if one.is_point else {**event, "ph": "X", "dur": micros(one.end - one.start)}
+
+
+def _titles(processes: Iterable[Process]) -> Iterator[Event]:
+    """Metadata events: the names and the order of tracks."""
+    for process in processes:
+        base = {"ph": "M", "pid": process.pid, "tid": 0, "ts": 0}
+        yield {**base, "name": "process_name", "args": {"name": process.title}}
+        yield {**base, "name": "process_sort_index", "args": {"sort_index": process.rank}}
+        for lane, title in enumerate(process.lane_titles()):
+            yield {**base, "tid": lane, "name": "thread_name", "args": {"name": title}}

@@ -11,6 +11,9 @@ from fastrt.dashboard import recorder, sections
 from fastrt.dashboard.recorder import Recorder
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
+from fastrt.net import packages
+from fastrt.observe import chrome
+from fastrt.observe.drawing import Drawing
 from fastrt.observe.listing import KINDS
 from fastrt.store.client import Store
 
@@ -48,7 +51,7 @@ def timeline(session: Watched, store: Store, args: Mapping[str, str]) -> list[Se
     return [
         sections.buttons("stop", [("Stop recording", "do/stop", {}, "")]),
         sections.choices("span", [("seconds", "seconds", str(seconds), _SPANS)]),
-        {"id": "files", "kind": "files", "files": [["Save for Perfetto (ui.perfetto.dev)", "timeline.json"]]},
+        {"id": "files", "kind": "files", "files": _files()},
         {"id": "lanes", "kind": "lanes", "title": "Tasks and calls by process", "lanes": lanes, "scale": scale},
     ]
 
@@ -67,7 +70,23 @@ def stop(session: Watched, store: Store, body: Mapping[str, Any]) -> str:
     return "stopped"
 
 
+def _files() -> list[list[str]]:
+    """The files to save; a light installation writes JSON only."""
+    native = [["Save for Perfetto (ui.perfetto.dev)", "timeline.pftrace"]] if packages.are_installed() else []
+    return [*native, ["Save as Chrome's JSON", "timeline.json"]]
+
+
 def saved(session: Watched, store: Store, args: Mapping[str, str]) -> tuple[bytes, str]:
-    """The kept records as a file for Perfetto."""
-    events = session.recorder.events() if session.recorder is not None else []
-    return json.dumps({"traceEvents": events}).encode(), "application/json"
+    """The kept records as a file in Perfetto's own format."""
+    from fastrt.observe import perfetto
+
+    return perfetto.written(_drawing(session)), "application/octet-stream"
+
+
+def saved_json(session: Watched, store: Store, args: Mapping[str, str]) -> tuple[bytes, str]:
+    """The kept records as a file in Chrome's trace format."""
+    return json.dumps({"traceEvents": chrome.events(_drawing(session))}).encode(), "application/json"
+
+
+def _drawing(session: Watched) -> Drawing:
+    return session.recorder.drawing() if session.recorder is not None else Drawing()
