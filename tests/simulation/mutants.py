@@ -91,6 +91,8 @@ MUTANTS = [
            "            if True:\n                return\n            if False:\n"),
     Mutant("spread: a receiver that stops keeps its turn", "inbox",
            "self._exchange.traffic.has_no_copy(number)", "pass"),
+    Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
+           "if objref is not None:  # the value comes in pieces", "if False:  # the value comes in pieces"),
     Mutant("spread: a failed sender keeps its turn", "spread",
            "        failed = self._sending.pop(peer, None)\n", "        failed = self._sending.get(peer)\n"),
     Mutant("daemon: an order is claimed without a look", "daemon_link",
