@@ -14,8 +14,11 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+
+FOUND_LEAST = 0.95  # of the mutants
 
 
 def _plan(args: argparse.Namespace, seed: int) -> Any:
@@ -23,7 +26,15 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
 
     skip = frozenset(map(int, filter(None, args.skip.split(","))))
     if not args.mixed:
-        return Plan(seed, args.nodes, args.tasks, args.drivers, args.faults, args.machines, args.retries, skip)
+        return Plan(
+            seed, args.nodes, args.tasks, args.drivers, args.faults, args.machines, args.retries, skip, args.family
+        )
+    family = args.family or ("", "", "", "calm", "breaks", "uplinks", "losses", "breaks")[seed // 4 % 8]
+    if family:
+        nodes, tasks = 2 + seed % 3, (40, 80)[seed // 3 % 2]
+        faults = {"calm": 0, "breaks": 14, "uplinks": 10, "losses": 12}[family]
+        return Plan(seed, nodes, tasks, 2 + seed % 2, faults, family == "losses", family == "uplinks" or
+                    (family == "breaks" and seed % 2 == 0), skip, family)  # fmt: skip
     nodes, machines = (3, 4, 2, 5)[seed % 4], seed % 4 == 3
     tasks, faults = (60, 60, 120, 90)[seed // 4 % 4], (0, 6, 3, 8)[seed // 2 % 4]
     return Plan(seed, nodes, tasks, 2 + seed % 2, faults, machines, seed % 16 not in (3, 7, 15), skip)
@@ -50,6 +61,8 @@ def _shrink(plan: Any, seconds: float = 60.0) -> Any:
 
 def _seeds(args: argparse.Namespace) -> Iterator[int]:
     until = time.monotonic() + args.seconds
+    if args.before >= 0:
+        yield args.before
     for seed in range(args.seed, args.seed + args.seeds) if not args.seconds else itertools.count(args.seed):
         if args.seconds and time.monotonic() > until:
             return
@@ -118,24 +131,32 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _mutants(args: argparse.Namespace) -> int:
+    """Run every mutant until a seed finds it: first the seed that is known to, then the others."""
     from .mutants import MUTANTS
 
-    found = 0
-    for mutant in MUTANTS:
+    chosen = [mutant for mutant in MUTANTS if args.only in mutant.name]
+
+    def hunt(mutant: Any) -> tuple[float, str, str]:
         began = time.perf_counter()
         command = [sys.executable, "-m", "tests.simulation", "--mutant", mutant.name, "--seeds", str(args.seeds),
-                   "--seed", str(args.seed), "--mixed", "--first", "--no-shrink"]  # fmt: skip
+                   "--seed", str(args.seed), "--mixed", "--first", "--no-shrink",
+                   "--before", str(mutant.seed)]  # fmt: skip
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        is_found = ran.returncode == 1 and "FAILED" in ran.stdout
-        found += is_found
         lines = ran.stdout.splitlines()
-        why = lines[1][:150] if is_found and len(lines) > 1 else (ran.stderr.strip().splitlines() or [""])[-1][:150]
-        sys.stdout.write(
-            f"{'found' if is_found else 'MISSED'} in {time.perf_counter() - began:3.0f} s: {mutant.name}: {why}\n"
-        )
-        sys.stdout.flush()
-    sys.stdout.write(f"mutants found: {found} of {len(MUTANTS)}\n")
-    return found < 0.9 * len(MUTANTS)
+        is_found = ran.returncode == 1 and len(lines) > 1 and lines[0].startswith("FAILED")
+        seed = lines[0].split("--seed ")[1].split()[0] if is_found else ""
+        why = lines[1] if is_found else (ran.stderr.strip().splitlines() or [""])[-1]
+        return time.perf_counter() - began, seed, why[:150]
+
+    found = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for mutant, (seconds, seed, why) in zip(chosen, pool.map(hunt, chosen), strict=True):
+            found += bool(seed)
+            how = f"found by seed {seed}" if seed else "MISSED"
+            sys.stdout.write(f"{how} in {seconds:3.0f} s: {mutant.name}: {why}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"mutants found: {found} of {len(chosen)}\n")
+    return found < FOUND_LEAST * len(chosen)
 
 
 def main() -> int:
@@ -150,12 +171,15 @@ def main() -> int:
     parser.add_argument("--machines", action="store_true", help="machines are lost, drivers are killed, cuts are long")
     parser.add_argument("--retries", action="store_true", help="tasks run again as often as it takes")
     parser.add_argument("--mixed", action="store_true", help="the seed chooses all of these")
+    parser.add_argument("--family", default="", help="a kind of run of simulation.cluster.FAMILIES")
     parser.add_argument("--skip", default="", help="numbers of faults to leave out")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--replay", action="store_true", help="run each seed twice and compare")
     parser.add_argument("--mutant", default="", help="with a fault put in")
+    parser.add_argument("--before", type=int, default=-1, help="a seed to begin with")
+    parser.add_argument("--only", default="", help="the mutants with these words in their names")
     parser.add_argument("--mutants", action="store_true", help="all of them, each until it is found")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the story")
     args = parser.parse_args()

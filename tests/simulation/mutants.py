@@ -17,12 +17,13 @@ CLUSTER = Path(__file__).resolve().parents[2] / "src" / "fastrt" / "cluster"
 
 
 class Mutant(NamedTuple):
-    """A piece of text of one module of fastrt.cluster, and what replaces it."""
+    """A piece of text of a module of fastrt.cluster, what replaces it, and a seed that finds it; -1: none is known."""
 
     name: str
     module: str
     old: str
     new: str
+    seed: int = -1
 
 
 MUTANTS = [
@@ -40,8 +41,7 @@ MUTANTS = [
     Mutant("43e0714: lineage ends with the uplink", "uplink", "self._tables.lineage.adopt(ref)", "pass"),
     Mutant("5f57d72: a value of the owner fetched in a circle", "value_traffic",
            "if theirs and remote.is_missing(self._client, ref):", "if False:"),
-    Mutant("7a6d369: remembered with a run more", "lineage",
-           "max(form.left - 1, 0)", "form.left"),
+    Mutant("7a6d369: remembered with fewer runs than none", "lineage", "max(form.left - 1, 0)", "form.left - 1"),
     Mutant("35c16f7: cancellations are not passed on", "peer_stream",
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", ""),
     Mutant("7eff943: results of accepted tasks are released", "peer_stream",
@@ -55,7 +55,10 @@ MUTANTS = [
            "self._remote.share(one, sealed[0].ref if sealed else references.imported(objref).ref)", "pass"),
     Mutant("ca54da5: forgets a function that came again", "sent_functions",
            "if found is not None and found[1] > 1:", "if False:"),
+    Mutant("claim: all that is needed, while another stream has not ended here yet", "claiming",
+           "        if self._is_only():\n", "        if True:\n"),
     # ---- rules taken away ----
+    Mutant("lineage: one run more than is left", "lineage", "max(form.left - 1, 0)", "form.left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n"),
     Mutant("release: named again, not sent again", "references",
            "            self._send(ref)\n        elif", "            pass\n        elif"),

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 from fastrt._core.memory import clients
@@ -25,141 +24,24 @@ from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.uplink import Uplink
 from fastrt.errors import FastrtError, TaskCancelledError
-from fastrt.node.admission import Admission
 from fastrt.node.janitor import Janitor
 from fastrt.node.kept import KeptObjectTable
 from fastrt.store import messages
 from fastrt.store.client import Store
 from fastrt.store.serialize import serialize
-from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.cancel import cancel_in
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import Demand, export, parts_of
 
+from .links import BACKLOG_S, Lasting, SimAdmission, SimWaiter
 from .program import VALUE, Program, TaskSpec
 from .world import Process, World, pause
 
 CODE = b"the code of every task " * 4
-DIGEST = hashlib.blake2b(CODE, digest_size=16).digest()
 STORE_BYTES = 48 << 20
 ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
 RESTART_S = (0.05, 0.4)  # of an uplink
-BACKLOG_S = 300e-6
-
-
-class SimWaiter(LoopWaiter):
-    """A waiter without a thread: the node polls it after each step of a process there."""
-
-    def __init__(self, store: Store, loop: Any) -> None:
-        super().__init__(store, loop)
-        self._process = loop._process
-        self._process.waiter = self
-        self._serving = False
-        self._due = 0.0
-
-    def _start(self) -> None:
-        self._running = True
-
-    def stir(self) -> None:
-        self._due = 0.0
-
-    def poll(self) -> None:
-        if self._serving or self._ended or not self._process.alive:
-            return
-        found = self._watch.wait(0.0) if len(self._watch) else []
-        now = self._process.world.now
-        if found or (self._sources and (now >= self._due or self._watch.word() != self._seen)):
-            self._serving = True
-            self.loop.call_soon(self._serve, found[::-1])
-
-    def _rest(self) -> None:
-        super()._rest()
-        self._serving = False
-        world = self._process.world
-        self._due = world.now + self._patience_s
-        if self._sources and self._patience_s < 60.0:
-            world.at(max(self._due, world.now + 1e-6), self.poll)
-
-
-class SimAdmission(Admission):
-    """The daemon's admission; the node calls `refresh` when a record has changed."""
-
-    def _listen(self) -> None:
-        pass
-
-
-class Link:
-    """The daemon's end of a connection, or the uplink's: messages arrive in order, after a moment."""
-
-    def __init__(self, world: World, receive: Callable[[Any], None], repeats: tuple[type, ...] = ()) -> None:
-        self._world = world
-        self._receive = receive
-        self._repeats = repeats
-        self._last_at = 0.0
-        self.is_open = True
-
-    def post(self, message: Any) -> bool:
-        times = 2 if isinstance(message, self._repeats) and self._world.rng.random() < 0.05 else 1
-        for _ in range(times):
-            self._last_at = max(self._last_at + 1e-6, self._world.now + BACKLOG_S * self._world.rng.random())
-            self._world.at(self._last_at, lambda: self._receive(message) if self.is_open else None)
-        return self.is_open
-
-    send = post
-
-    def fileno(self) -> int:
-        return 1
-
-
-class Lasting:
-    """The uplink's connection to its daemon."""
-
-    def __init__(self, node: Node, process: Process) -> None:
-        self.to_uplink = Link(node.world, lambda message: process.call(self.deliver, message),
-                              (messages.Forward, messages.Fetch, messages.Resources))  # fmt: skip
-        self.to_daemon = Link(node.world, lambda message: node.on_message(self.to_uplink, message))
-        self.deliver: Callable[[Any], None] = lambda message: None
-        self.send = self.to_daemon.post
-
-    def close(self) -> None:
-        self.to_uplink.is_open = False
-
-
-class Native:
-    """A node's native stream: only the table of what it offers."""
-
-    def __init__(self, store: Store, access: Any, process: Process, address: str) -> None:
-        from fastrt.cluster.large_values import Offers
-
-        self.offers = Offers(store)
-        self.access = access
-        self.process = process
-        self.address = address
-        process.world.network.natives[address] = self
-
-    def close(self) -> None:
-        self.process.world.network.natives.pop(self.address, None)
-
-
-class Puller:
-    """Brings values over the world's network."""
-
-    def __init__(self, table: Any, identity: Any, *args: Any) -> None:
-        self._table = table
-        self._process = asyncio.get_running_loop()._process  # type: ignore[attr-defined]
-
-    def ask(self, objrefs: list[int], address: str) -> Any:
-        found, receipts = self._table.begin_many(objrefs)
-        for receipt in receipts:
-            self._process.world.network.fetch(self._process, receipt, address)
-        return found
-
-    def cancel(self, receipt: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Member:
@@ -198,7 +80,7 @@ class Worker(Member):
     def __init__(self, node: Node) -> None:
         super().__init__(node, clients.KIND_WORKER, "worker")
         self.idle: asyncio.Future[None] | None = None
-        self.task = -1
+        self.task = self.number = -1
         self.interrupted: asyncio.Event | None = None
         self.process.start(self.main)
 
@@ -227,6 +109,7 @@ class Worker(Member):
         cluster = self.node.cluster
         _, (number, *refs), _ = core.arguments(self.client, task)
         spec = cluster.program.tasks[number]
+        self.number = number
         cluster.check_hops(number, core.info(self.client, task)["hops"])
         cluster.starts[number] = cluster.starts.get(number, 0) + 1
         cluster.world.say(f"{self.node.host} runs task {number}")
@@ -234,7 +117,12 @@ class Worker(Member):
         try:
             for key, ref in zip(spec.args, refs, strict=True):
                 scope[key] = ref
-                value = await self.load(ref)
+                try:
+                    value = await self.load(ref)
+                except FastrtError as exc:
+                    if not core.cancelled(self.client, task):
+                        cluster.check_error(key, exc.with_traceback(None), f"task {number} on {self.node.host}")
+                    raise
                 cluster.check(key, value, f"task {number} on {self.node.host}")
                 for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
                     scope.setdefault(inner, inside)
@@ -276,10 +164,7 @@ class Driver(Member):
         self.is_done = False
         self.doing: Any = None
         self.waiter = SimWaiter(self.store, self.process.loop)
-        data = self.store.put(CODE)
-        self.function = functions.find_function(self.client, DIGEST) or functions.add_function(
-            self.client, DIGEST, data, "f"
-        )
+        self.function = node.function(self, 0)
         self.process.start(self.main)
 
     async def ready(self, ref: Any) -> None:
@@ -474,6 +359,7 @@ class Node:
         if self.alive:
             self.admission.refresh()
             self.kept.tend(self.admission.uplink)
+            functions.sweep(self.client)
             self.after_step()
             self.world.after(1.0, self._tend)
 
@@ -508,6 +394,8 @@ class Node:
         """Kill a process; the daemon notices a moment later, and starts another one in its place."""
         if not member.process.alive:
             return
+        if isinstance(member, Worker) and member.task >= 0 and core.info(member.client, member.task)["hops"]:
+            self.cluster.count_extra_run(member.number)
         self.world.say(f"{self.host}: {member.process.name} is killed")
         member.process.kill()
         member.client.abandon()
@@ -578,14 +466,23 @@ class Node:
         return member.store.put(self.value(key, scope))
 
     def submit(self, member: Member, spec: TaskSpec, scope: dict[str, Any]) -> None:
-        function = functions.find_function(member.client, DIGEST)
+        function = self.function(member, spec.function)
         demand = None
-        if spec.cpus:
-            demand = export(member.store, Demand(parts_of({"CPU": spec.cpus})))
+        nodes = self.cluster.nodes
+        where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
+        if spec.cpus or where:
+            demand = export(member.store, Demand(parts_of({"CPU": spec.cpus or 0.5}), node=where, soft=True))
         retries = RETRIES_FOREVER if spec.retries < 0 else spec.retries
         options = submission.TaskOptions(function, len(spec.results), retries, demand=demand)
         made = submission.submit(member.client, options, (spec.number, *(scope[key] for key in spec.args)))
         scope.update(zip(spec.results, [made] if len(spec.results) == 1 else made, strict=True))
+
+    def function(self, member: Member, number: int) -> Any:
+        """The function with a number; the first one lasts with its driver, the others until no task names them."""
+        code = CODE + bytes([number]) * 8
+        digest = hashlib.blake2b(code, digest_size=16).digest()
+        found = functions.find_function(member.client, digest)
+        return found or functions.add_function(member.client, digest, member.store.put(code), "f", number == 0)
 
     # ---- at the end ----
 

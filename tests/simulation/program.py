@@ -11,8 +11,34 @@ import random
 from dataclasses import dataclass, field
 
 SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
+LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The kind of program.
+
+    Attributes:
+        sizes: of the padding of values.
+        hot: how many objects most tasks take as arguments; 0: the seed changes them as the program goes.
+        pinned: how many of the tasks name the node that should run them.
+        kids: how many tasks a task submits; one of these.
+        durations: of tasks, in seconds; at most one of these.
+        drop: how often a driver drops a reference, of its operations.
+        burst_s: the longest pauses between operations; one of these.
+        functions: how many different functions the tasks run.
+    """
+
+    sizes: tuple[int, ...] = SIZES
+    hot: int = 0
+    pinned: float = 0.0
+    kids: tuple[int, ...] = (0, 0, 0, 1, 2)
+    durations: tuple[float, ...] = (0.0005, 0.01, 0.1, 0.5)
+    drop: float = 0.1
+    burst_s: tuple[float, ...] = (0.01, 0.2, 1.5)
+    functions: int = 1
 
 
 @dataclass
@@ -26,6 +52,8 @@ class TaskSpec:
         results: keys of its results.
         retries: how many further runs are allowed; -1: any number.
         cpus: what it demands; 0: nothing.
+        where: which node should run it; -1: any.
+        function: which function it runs.
     """
 
     number: int
@@ -36,6 +64,8 @@ class TaskSpec:
     duration_s: float = 0.0
     retries: int = -1
     cpus: float = 0.0
+    where: int = -1
+    function: int = 0
     fails: bool = False
 
 
@@ -47,10 +77,14 @@ class Program:
         drivers: how many drivers there are.
         tasks: how many tasks they submit, with the tasks that tasks submit.
         retries: of each task; None: the seed chooses.
+        shape: the kind of program.
     """
 
-    def __init__(self, rng: random.Random, drivers: int, tasks: int, retries: int | None = -1) -> None:
+    def __init__(
+        self, rng: random.Random, drivers: int, tasks: int, retries: int | None = -1, shape: Shape | None = None
+    ) -> None:
         self._rng = rng
+        self._shape = shape = shape or Shape()
         self._retries = retries
         self._left = tasks
         self.tasks: dict[int, TaskSpec] = {}
@@ -69,7 +103,7 @@ class Program:
     # ---- making ----
 
     def _object(self, key: str, holds: list[str], outcome: str) -> str:
-        self.contents[key], self.sizes[key] = holds, self._rng.choice(SIZES)
+        self.contents[key], self.sizes[key] = holds, self._rng.choice(self._shape.sizes)
         self.outcome[key] = outcome
         return key
 
@@ -108,21 +142,27 @@ class Program:
                     if inner not in scope and self.outcome[key] == VALUE:
                         scope.append(inner)
                         self.via.setdefault(inner, key)
-            elif what < 0.95 and len(scope) > 3:
+            elif what < 0.85 + self._shape.drop and len(scope) > 3:
                 key = rng.choice(scope)
                 scope.remove(key)
                 made.append(("drop", key))
             else:
-                made.append(("sleep", rng.random() * rng.choice((0.01, 0.2, 1.5))))
+                made.append(("sleep", rng.random() * rng.choice(self._shape.burst_s)))
         return made
 
     def _task(self, scope: list[str], depth: int) -> TaskSpec:
         rng = self._rng
         self._left -= 1
+        shape = self._shape
         few = scope[:: max(1, len(scope) // 3)]  # that many tasks want at the same time, on different nodes
+        few = scope[: shape.hot] if shape.hot else few
         task = TaskSpec(len(self.tasks) + 1, self._some(few if rng.random() < 0.4 else scope, 3))
         self.tasks[task.number] = task
-        task.duration_s = rng.random() * rng.choice((0.0005, 0.01, 0.1, 0.5))
+        task.duration_s = rng.random() * rng.choice(shape.durations)
+        if shape.pinned:
+            task.where = rng.randrange(64) if rng.random() < shape.pinned else -1
+        if shape.functions > 1:
+            task.function = rng.randrange(shape.functions)
         task.retries = self._retries if self._retries is not None else rng.choice((0, 1, 3, -1))
         task.cpus = rng.choice((0, 0, 0, 0.5, 1)) if depth == 0 else 0
         task.fails = rng.random() < 0.02
@@ -132,7 +172,7 @@ class Program:
         for _ in range(rng.choice((0, 0, 1, 2))):
             task.puts.append(self._object(f"t{task.number}/{len(task.puts)}", self._some(inner, 1), VALUE))
         inner += task.puts
-        for _ in range(rng.choice((0, 0, 0, 1, 2)) if depth < 2 and self._left > 0 else 0):
+        for _ in range(rng.choice(shape.kids) if depth < 2 and self._left > 0 else 0):
             kid = self._task(inner, depth + 1)
             task.kids.append(kid.number)
             inner += kid.results

@@ -31,26 +31,44 @@ class Claiming:
         remote: the values that other nodes keep for this one.
         kept: the objects that peers may claim.
         offer: completes the message that offers an object's value for as long as the peer holds the object.
+        is_only: returns whether this node has no other stream to the peer. The peer may have noticed already that
+            another one has ended, and keep for this node what this node will claim once it notices, too.
     """
 
     def __init__(
-        self, exchange: Exchange, remote: RemoteValues, kept: Kept, offer: Callable[[Any, ObjectRef], None]
+        self,
+        exchange: Exchange,
+        remote: RemoteValues,
+        kept: Kept,
+        offer: Callable[[Any, ObjectRef], None],
+        is_only: Callable[[], bool],
     ) -> None:
         self._exchange = exchange
         self._client = exchange.client
         self._remote = remote
         self._kept = kept
         self._offer = offer
+        self._is_only = is_only
         self._open: set[int] = set()  # claims without an answer
 
     # ---- of this node ----
 
     def begin(self) -> None:
-        """Claim what the peer has for this node."""
-        for number in self._remote.claims(self._exchange.node):
+        """Claim what the peer has for this node, when the stream begins."""
+        self._claim(self._remote.claims(self._exchange.node))
+
+    def claim_more(self) -> None:
+        """Claim what the peer has for this node since another stream between the two nodes has ended."""
+        new = [number for number in self._remote.claims(self._exchange.node) if number not in self._open]
+        if new:
+            self._claim(new)
+
+    def _claim(self, numbers: list[int]) -> None:
+        for number in numbers:
             self._open.add(number)
             self._exchange.out.add("claim", number)
-        self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
+        if self._is_only():
+            self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
 
     def take(self, message: Any) -> bool:
         """Take a value of the peer if it is the answer to a claim; return False if it must be received."""

@@ -199,13 +199,15 @@ class Uplink:
                 self._orders.release(row.node, row.objref)
 
     def _claim(self) -> None:
-        """Connect to the nodes that keep values for this one, and give up those that have left."""
+        """Claim from the nodes that keep values for this one; connect to them, and give up those that have left."""
         members = self._head.members.reports or None  # not known before the head has answered
         self._tables.remote.tend(members)
         self._tables.kept.tend(members)
         for node in self._tables.remote.absent():
             peer = self._peers.get(node)
-            if peer is not None and peer.report is not None:
+            if peer is not None and peer.exchange is not None and peer.is_open:
+                peer.exchange.traffic.claims.claim_more()
+            elif peer is not None and peer.report is not None:
                 self._call_soon(peer)
 
     # ---- streams to other nodes ----

@@ -101,6 +101,10 @@ class NodeTables:
                 standin = StandIn(ref, task, state=DETACHED, origin=self.lineage.find(ref.objref))
                 self.remote.add_detached(node, number, standin, "its stream to this node ended")
 
+    def is_only(self, stream: Exchange) -> bool:
+        """Return whether this node has no other stream to the peer of this one."""
+        return all(one is stream or one.node != stream.node for one in self.streams)
+
     def is_named(self, objref: int) -> bool:
         """Return whether another node holds an object of this node."""
         return any(stream.references.exported_ref(objref) is not None for stream in self.streams)
@@ -141,7 +145,9 @@ class ValueTraffic:
         tables.streams.add(exchange)
         self.values = None if tables.native is None else Values(tables.native, self.arrivals.landed)
         self._restoring = Restoring(self._store, exchange.waiter.loop)
-        self.claims = Claiming(exchange, tables.remote, tables.kept, self._offer_kept)
+        self.claims = Claiming(
+            exchange, tables.remote, tables.kept, self._offer_kept, partial(tables.is_only, exchange)
+        )
         self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
     def connect(self, native: str, may_claim: bool) -> None:
