@@ -106,8 +106,10 @@ def test_address_of_no_session_is_refused(tmp_path):
         fastrt.init(address=str(tmp_path / "none.sock"))
     with pytest.raises(ConnectionError, match=r"none\.sock"):
         ray.init(str(tmp_path / "none.sock"))
-    with pytest.raises(ConfigError, match="are the node's"):
+    with pytest.raises(ConfigError, match="settings of the node, which runs already: num_workers; give"):
         ray.init(str(tmp_path / "none.sock"), num_cpus=2)
+    with pytest.raises(ConfigError, match="already: spill_dir, logging; give"):
+        fastrt.init(address=str(tmp_path / "none.sock"), spill_dir=tmp_path, logging="DEBUG", advice=False)
     assert not fastrt.is_initialized()
 
 

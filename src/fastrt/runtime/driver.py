@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from fastrt.config import Config, read_resources
@@ -26,6 +27,12 @@ _ADDRESS = "FASTRT_ADDRESS"  # set by `fastrt run` for the program, also by hand
 _STORE_BYTES_ANY = 64 << 20  # small, so that a machine without room for a second store can still join its node's
 # Options of `ray.init` that have no meaning here and change no result.
 _RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level")
+
+# Settings that a program has of its own when it uses a node that runs already; all others are the node's.
+_OF_PROGRAMS = (
+    *("runtime_dir", "log_to_driver", "advice", "record_call_sites", "populate_bytes", "spin_us"),
+    *("store_patience_s", "start_timeout_s", "cleanup_timeout_s"),
+)
 
 _runtime: Runtime | None = None
 _lock = threading.RLock()
@@ -54,7 +61,7 @@ def init(
             of available memory, half of the cgroup's limit, and 80 % of free /dev/shm.
         address: `host:port` of a cluster's head, or "auto": use the node of it that `fastrt start` runs on this
             machine, instead of starting one. Or another program's `Runtime.socket_path`: use its session, as long as
-            that program runs. Options of a new node are not allowed then. Default: FASTRT_ADDRESS (`fastrt run`).
+            that program runs. Settings of a node are refused then. Default: FASTRT_ADDRESS (`fastrt run`).
         num_gpus, resources: further resources that tasks may request, with their amounts: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
         engine: the engine that runs tasks: "fastrt", "local" (as local_mode=True), or "ray": the cluster at `address`.
@@ -133,14 +140,23 @@ def _address(address: str | None, about: dict[str, Any], settings: dict[str, Any
     given = os.environ.get(_ADDRESS)
     if not given or address not in (None, "auto"):
         return address
-    ignored = [name for name, value in {**about, "labels": settings.pop("labels", None)}.items() if value is not None]
+    ignored = _of_node(about, settings)
     if ignored:
         sys.stderr.write(
             f"fastrt: {', '.join(ignored)} of fastrt.init have no effect here: {_ADDRESS} names a node that runs "
             "already. Give them to `fastrt run`\n"
         )
         about.update(dict.fromkeys(about))
+        for name in ignored:
+            settings.pop(name, None)
     return given
+
+
+def _of_node(about: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Return the names of the given settings that are a node's."""
+    given = {**settings, **about}
+    known = [*(field.name for field in fields(Config)), "num_gpus"]
+    return [name for name in known if name not in _OF_PROGRAMS and given.get(name) is not None]
 
 
 def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
@@ -156,9 +172,11 @@ def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
 
 def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
     """Use the node of a cluster that runs on this machine."""
-    about |= {"labels": settings.get("labels")}
-    if any(value is not None for value in about.values()):
-        raise ConfigError(f"{', '.join(about)} are the node's: give them to `fastrt start`")
+    refused = _of_node(about, settings)
+    if refused:
+        raise ConfigError(
+            f"settings of the node, which runs already: {', '.join(refused)}; give them to `fastrt start`"
+        )
     config = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY, **settings)
     if os.path.isabs(address):
         workers = nodes_at(address)[0]["Resources"].get("CPU", 0)
