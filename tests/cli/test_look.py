@@ -77,7 +77,7 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert "slices" in recorder.communicate()[0]
         names = {event["name"] for event in json.loads(out.read_text())["traceEvents"]}
         assert {"add", "submit"} <= names
-        objects, workers, tasks, colour, memory, every, timeline, native = run(
+        objects, workers, tasks, colour, memory, every, timeline, native, spans, nothing = run(
             ["list", "objects", "--json", "--filter", "state=sealed", "--name", "value"],
             ["list", "workers"],
             ["list", "tasks", "--state", "running"],
@@ -86,8 +86,12 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
             ["memory", "--json"],
             ["timeline", str(out)],
             ["timeline", "--seconds", "0.1", str(tmp_path / "out.pftrace")],
+            ["timeline", "--seconds", "0.1", "--otlp", str(tmp_path / "spans.jsonl")],
+            ["timeline"],
         )
         assert "slices" in native[1]
+        assert "spans" in spans[1] or "fastrt[otlp]" in spans[1]
+        assert "give a file to write, or --otlp" in nothing[1]
         assert b"running tasks" in (tmp_path / "out.pftrace").read_bytes()
         assert [row["object_id"] for row in json.loads(objects[1])] == [refs[0].hex()]
         assert re.search(rf"{os.getpid()} +driver", workers[1])
