@@ -39,6 +39,7 @@ GROUPS = {
 # Other public modules, and what they are for.
 MODULES = {
     "fastrt.util": "executor, pools and queues",
+    "fastrt.util.metrics": "metrics of programs",
     "fastrt.util.multiprocessing": "multiprocessing.Pool under Ray's path",
     "fastrt.util.scheduling_strategies": "scheduling strategies under Ray's names",
     "fastrt.util.state": "lists of tasks and actors under Ray's path",

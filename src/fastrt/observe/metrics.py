@@ -7,18 +7,21 @@ The number of series is bounded: functions and processes beyond a limit are adde
 from __future__ import annotations
 
 import hmac
+import math
 import os
+import re
 import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
@@ -28,7 +31,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import AttachError, FastrtError
 from fastrt.net.address import check_bind
 from fastrt.net.http_server import Answer, Request, SmallHttpServer
-from fastrt.observe import listing, reading
+from fastrt.observe import listing, program_metrics, reading
 from fastrt.observe.listing import Row
 from fastrt.store import join
 from fastrt.store.client import Store
@@ -74,6 +77,7 @@ class SessionCollector(Collector):
         yield from _tasks(counts)
         yield from _processes(rows)
         yield from _memory(self._store, counts)
+        yield from _of_program(Path(self._store.socket_path).parent)
         family = GaugeMetricFamily("fastrt_scrape_duration_seconds", "Time that reading these figures took.")
         family.add_metric([], time.perf_counter() - begun)
         yield family
@@ -298,3 +302,57 @@ def _memory(store: Store, counts: reading.Counts) -> Iterator[Metric]:
     for what, meaning in words.items():
         yield _counter(f"fastrt_{what}_objects", f"Values {meaning}.", totals[f"{what}_objects"])
         yield _counter(f"fastrt_{what}_bytes", f"Bytes of values {meaning}.", totals[f"{what}_bytes"])
+
+
+def _of_program(session_folder: Path) -> Iterator[Metric]:
+    """The figures that programs record by `fastrt.util.metrics`, added up over processes; gauges by process."""
+    series, left_out = program_metrics.read(session_folder)
+    sums: dict[str, dict[tuple[str, ...], list[float]]] = {}  # by name, then by the values of the labels
+    firsts: dict[str, program_metrics.Definition] = {}
+    keys: dict[str, list[str]] = {}
+    for one in series:
+        tags = dict.fromkeys(key for key, _ in one.definition.tags)
+        keys[one.definition.name] = list(dict.fromkeys([*keys.get(one.definition.name, []), *tags]))
+    for one in series:
+        what = one.definition
+        first = firsts.setdefault(what.name, what)
+        if (first.kind, first.boundaries) != (what.kind, what.boundaries):
+            left_out += 1  # two metrics of one name
+            continue
+        given = dict(what.tags)
+        labels = tuple(given.get(key, "") for key in keys[what.name])
+        if what.kind == program_metrics.GAUGE:
+            if one.pid:
+                key = (*labels, str(one.pid))
+                sums.setdefault(what.name, {})[key] = list(one.values)
+            continue
+        kept = sums.setdefault(what.name, {}).setdefault(labels, [0.0] * what.size)
+        for k, value in enumerate(one.values):
+            kept[k] += value
+    for name, rows in sorted(sums.items()):
+        yield _family_of(firsts[name], keys[name], rows)
+    if left_out:
+        yield _gauge("fastrt_program_series_left_out", "Series of programs that are not shown.", left_out)
+
+
+def _family_of(what: program_metrics.Definition, keys: list[str], rows: dict[tuple[str, ...], list[float]]) -> Metric:
+    names = [re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", key) for key in keys]
+    about = what.description or f"{what.name} of the program."
+    if what.kind == program_metrics.GAUGE:
+        gauge = GaugeMetricFamily(what.name, about, labels=[*names, "pid"])
+        for labels, values in rows.items():
+            gauge.add_metric(labels, values[0])
+        return gauge
+    if what.kind == program_metrics.COUNTER:
+        counter = CounterMetricFamily(what.name, about, labels=names)
+        for labels, values in rows.items():
+            counter.add_metric(labels, values[0])
+        return counter
+    histogram = HistogramMetricFamily(what.name, about, labels=names)
+    for labels, values in rows.items():
+        buckets, total = [], 0.0
+        for bound, count in zip([*what.boundaries, math.inf], values[:-1], strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == math.inf else str(bound), total))
+        histogram.add_metric(labels, buckets, values[-1])
+    return histogram

@@ -29,7 +29,6 @@ REFUSED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("pdb", "ray_debugpy", "rpdb", "debugpy"), _DEBUGGER),
         **dict.fromkeys(("iter", "actor_group", "sgd"), _DEPRECATED),
         **dict.fromkeys(("horovod", "lightgbm", "spark", "xgboost", "tracing"), "fastrt has no such integration"),
-        "metrics": "fastrt does not collect the metrics of programs",
         "dask": "`import fastrt.dask` runs Dask's graphs on fastrt, by a scheduler of its own",
         "tpu": "fastrt does not assign TPUs",
         "accelerators": "fastrt does not know the types of accelerators",

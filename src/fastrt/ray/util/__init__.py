@@ -48,8 +48,8 @@ _HOMES = {
     "inspect_serializability": "fastrt.ray.util.check_serialize",
 }
 _MODULES = (
-    "actor_pool", "annotations", "check_serialize", "joblib", "multiprocessing", "queue", "scheduling_strategies",
-    "state",
+    "actor_pool", "annotations", "check_serialize", "joblib", "metrics", "multiprocessing", "queue",
+    "scheduling_strategies", "state",
 )  # fmt: skip
 
 
