@@ -28,6 +28,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn viztracer
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright
+	-$(BIN)/python -m pip install --quiet --only-binary :all: kubernetes-validate
 	-command -v promtool > /dev/null || apt-get install --yes -qq prometheus
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]' 'fastrt[metrics]'
 	-test `id -u` != 0 || apt-get install -y -qq slurmctld slurmd slurm-client openmpi-bin mpich iproute2 tcpdump

@@ -52,7 +52,9 @@ def test_status_shows_processes_objects_and_memory(folder, wait_until):
         text = status()
         assert f"session {runtime.session[:8]}" in text
         assert "worker" in text
+        assert status("--check") == ""
         del ref
+    assert subprocess.run([*COMMAND, "--check"], timeout=50).returncode == 1
 
 
 def test_status_of_a_crashed_session_says_that_nobody_answers(folder):

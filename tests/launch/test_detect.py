@@ -117,6 +117,11 @@ def test_options_win_over_the_launchers_variables():
     assert override(detect(OPEN_MPI, "n2"), None, None, "other", None).meets == "port"
 
 
+def test_size_that_a_pod_has_by_its_variable_needs_no_rank():
+    place = detect(POD, "count-1")
+    assert override(place, None, 2, None, None) == place
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "head", "error"),
     [

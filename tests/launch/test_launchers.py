@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fastrt.launch import manifest as manifests
+from fastrt.net.grpc.identity import new_token
 from fastrt.node.daemon import sweep_sessions
 from support import slurm as slurms
 from support.cluster import FASTRT
@@ -365,3 +367,33 @@ def test_commands_of_the_page_run_on_mpi(command, tmp_path, name):
         launcher = mpi(name)
         code, out, err = run_page([*launcher, *words[1:]], [], {**command.env, "FASTRT_NUM_WORKERS": "1"}, tmp_path)
         assert (code, out.splitlines()[:1]) == (0, ["328350"]), err
+
+
+def test_pods_of_a_manifest_are_one_cluster(command, program, tmp_path):
+    """Two hosts with the names and variables of the Job's pods; there is no Kubernetes."""
+    needs("ip", "unshare")
+    _, service, job = manifests.objects(
+        manifests.ManifestOptions("train-1", 2, "image", ["--num-workers", "1", program(APP), "5"], new_token())
+    )
+    pods = [f"{job['metadata']['name']}-{index}" for index in range(2)]
+    try:
+        machines = Machines(tmp_path, pods)
+    except UnavailableError as exc:
+        pytest.skip(f"network namespaces cannot be made: {exc}")
+    with contextlib.closing(machines), contextlib.ExitStack() as stack:
+        with (tmp_path / "hosts").open("a") as hosts:  # as the cluster's DNS resolves them by the headless service
+            hosts.writelines(f"{machines.address(pod)} {pod}.{service['metadata']['name']}\n" for pod in pods)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        env = {one["name"]: one.get("value", "") for one in container["env"]} | {"FASTRT_TOKEN": new_token()}
+        ranks = []
+        for index, pod in enumerate(pods):
+            words = [*machines.within(pod), *FASTRT, *container["command"][1:]]
+            variables = {**command.env, **env, "JOB_COMPLETION_INDEX": str(index)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(stack.enter_context(subprocess.Popen(words, env=variables, **pipes)))
+            stack.callback(ranks[-1].kill)
+        out, err = ranks[0].communicate(timeout=60)
+        assert ranks[0].returncode == 5, err
+        assert json.loads(out)["names"] == pods
+        assert ranks[1].communicate(timeout=20)[0] == ""
+        assert ranks[1].returncode == 0

@@ -26,7 +26,23 @@ def test_seeds_hold_and_repeat(arguments):
 
 def test_a_value_is_claimed_although_an_older_stream_ends_later():
     """Streams that one end noticed late: the node said that it claims nothing more, and then it did."""
-    ran = simulate(*["--seed", "7", "--nodes", "3", "--tasks", "40", "--drivers", "3", "--faults", "14", "--family", "breaks", "--no-shrink"])
+    ran = simulate(
+        *[
+            "--seed",
+            "7",
+            "--nodes",
+            "3",
+            "--tasks",
+            "40",
+            "--drivers",
+            "3",
+            "--faults",
+            "14",
+            "--family",
+            "breaks",
+            "--no-shrink",
+        ]
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

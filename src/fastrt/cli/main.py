@@ -22,6 +22,7 @@ _COMMANDS = {
     "flame": ("fastrt.cli.stack:flame", "Draw a flame graph of a worker, actor or driver."),
     "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
     "logs": ("fastrt.cli.logs:logs", "Show what tasks and actors have printed."),
+    "manifest": ("fastrt.cli.manifest:manifest", "Print a Job for Kubernetes that runs a program."),
     "memory": ("fastrt.cli.memory:memory", "Show the store's memory by process and by line of code."),
     "metrics": ("fastrt.cli.metrics:metrics", "Print or serve a session's figures for Prometheus."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from fastrt.cli.look import joined, runtime_folder
 
 @click.command(short_help="Show the sessions that run on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def status(as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Print nothing; exit with 1 unless a node here answers.")
+def status(as_json: bool, check: bool) -> None:
     """Show every session of this user on this machine: its processes, objects, memory and queue."""
+    if check:
+        sys.exit(0 if _answers(runtime_folder()) else 1)
     from fastrt.errors import AttachError
     from fastrt.runtime.nodefile import nodes_here
     from fastrt.runtime.nodes import nodes_at
@@ -36,6 +40,17 @@ def status(as_json: bool) -> None:
         click.echo(f"no session is running here (looked in {folder})")
     else:
         _show(sessions)
+
+
+def _answers(folder: Path) -> bool:
+    """Whether the daemon of a session in the folder answers."""
+    from fastrt.errors import AttachError
+    from fastrt.runtime.nodes import nodes_at
+
+    for path in folder.glob("*/node.sock"):
+        with contextlib.suppress(AttachError):
+            return bool(nodes_at(str(path)))
+    return False
 
 
 def look(socket_path: Path) -> dict[str, Any]:

@@ -187,6 +187,8 @@ def override(place: Place, rank: int | None, size: int | None, head: str | None,
     Raises:
         ConfigError: they do not fit together.
     """
+    if rank is None and size == place.size:
+        size = None  # the variable FASTRT_SIZE gives it to `_kubernetes`, too
     if (rank is None) != (size is None):
         raise ConfigError("--rank and --size go together")
     if rank is not None and size is not None:

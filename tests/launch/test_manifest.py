@@ -1,0 +1,169 @@
+"""`fastrt manifest`: its objects, as Kubernetes and `fastrt run` read them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastrt.errors import ConfigError
+from fastrt.launch.detect import detect
+from fastrt.launch.manifest import ManifestOptions, name_of, objects, to_yaml
+from support.cluster import FASTRT
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = [
+    *(
+        "a b",
+        "",
+        "'",
+        '"',
+        "\\",
+        "- x: y",
+        "yes",
+        "0x1",
+        "null",
+        "#",
+        "$(HOME)",
+        "$$",
+        "a\nb: c",
+        "\t",
+        "---",
+        "é",
+        "\U0001f40d",
+    ),
+    *("{a: b}", "%x", "@", "!!python/object", "&a", "*a", "|", "> ", "${HOME}", "`id`", "; rm -r /", "--image", "x: #"),
+]
+
+
+def made(words=("app.py",), **options):
+    given = {"name": "train-1", "nodes": 2, "image": "registry/img:1", "token": "the-token", **options}
+    return objects(ManifestOptions(words=list(words), **given))
+
+
+def pod_of(found):
+    return found[2]["spec"]["template"]["spec"]
+
+
+def expanded(word, env):
+    """Kubernetes' expansion of commands: `third_party/forked/golang/expansion/expand.go`."""
+
+    def replace(match):
+        text = match[0]
+        return "$" if text == "$$" else env.get(text[2:-1], text) if text.startswith("$(") else text
+
+    return re.sub(r"\$\$|\$\([^)]*\)|\$", replace, word)
+
+
+def test_pods_of_the_job_are_the_ranks_that_fastrt_run_finds():
+    found = made(nodes=3)
+    (container,) = pod_of(found)["containers"]
+    env = {one["name"]: one.get("value", "") for one in container["env"]}
+    job, service = found[2]["metadata"]["name"], found[1]["metadata"]["name"]
+    for index in range(3):
+        place = detect({**env, "JOB_COMPLETION_INDEX": str(index)}, f"{job}-{index}")
+        assert (place.rank, place.size, place.head) == (index, 3, f"{job}-0.{service}")
+        assert place.hosts == tuple(f"{job}-{k}.{pod_of(found)['subdomain']}" for k in range(3))
+    assert found[1]["spec"]["selector"].items() <= found[2]["spec"]["template"]["metadata"]["labels"].items()
+    assert found[0]["stringData"] == {"token": "the-token"}
+    assert "the-token" not in json.dumps(found[1:])
+
+
+@pytest.mark.parametrize(
+    ("memory", "shm", "size"), [("8Gi", "", "4096Mi"), ("8Gi", "1Gi", "1Gi"), ("", "", None), ("1.5G", "", None)]
+)
+def test_shared_memory_is_memory_of_half_the_pods(memory, shm, size):
+    (volume,) = pod_of(made(memory=memory, shm=shm))["volumes"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert volume["emptyDir"].get("sizeLimit") == size
+
+
+def test_hostile_arguments_reach_the_program_as_they_are():
+    yaml = pytest.importorskip("yaml")
+    found = made(HOSTILE, gpus=1, gpu_resource="y")
+    assert list(yaml.safe_load_all(to_yaml(found))) == found
+    command = pod_of(found)["containers"][0]["command"]
+    assert [expanded(word, {"HOME": "/root"}) for word in command[4:]] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "a\nb"}, "--name"),
+        ({"name": "-a"}, "--name"),
+        ({"name": "a" * 51}, "--name"),
+        ({"image": "a b"}, "--image"),
+        ({"image": ""}, "--image"),
+        ({"memory": "8 GB"}, "--memory"),
+        ({"namespace": "A/b"}, "--namespace"),
+        ({"gpu_resource": "x\n"}, "--gpu-resource"),
+        ({"nodes": 0}, "--nodes"),
+        ({"words": ["a\0b"]}, "cannot be written"),
+    ],
+)
+def test_option_that_cannot_be_used_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        made(**options)
+
+
+@pytest.mark.parametrize(
+    "program", ["train.py", "/a b/Ünder_score.PY", "-x", "9.py", "", "a" * 200, "pkg.mod", "$(x)\n.py"]
+)
+def test_every_program_has_a_valid_name(program):
+    name = name_of(program, "abc123")
+    assert made(name=name)[2]["metadata"]["name"] == name
+    assert name.endswith("-abc123")
+
+
+def test_command_prints_the_objects_with_a_new_token_each_time(runtime_dir):
+    words = ["--nodes", "2", "--image", "img", "--json", "--", "--num-workers", "3", "My App.py", "--image", "x"]
+    lists = []
+    for _ in range(2):
+        ended = subprocess.run([*FASTRT, "manifest", *words], capture_output=True, text=True, timeout=30)
+        assert ended.returncode == 0, ended.stderr
+        lists.append(json.loads(ended.stdout)["items"])
+    command = pod_of(lists[0])["containers"][0]["command"]
+    assert command == ["fastrt", "run", "--grace", "30", "--num-workers", "3", "My App.py", "--image", "x"]
+    assert lists[0][2]["metadata"]["name"].startswith("my-app-")
+    assert lists[0][0]["stringData"] != lists[1][0]["stringData"]
+
+
+@pytest.mark.long
+def test_objects_are_valid_by_the_published_schemas():
+    validate = pytest.importorskip("kubernetes_validate")
+    for options in ({}, {"namespace": "team", "cpu": "4", "memory": "8Gi", "gpus": 2, "pull_secret": "registry"}):
+        for version in ("1.31", validate.latest_version()):
+            for one in made(HOSTILE, **options):
+                validate.validate(one, version, strict=True)
+    wrong = made()[2]
+    wrong["spec"]["template"]["spec"]["subdomian"] = "x"
+    with pytest.raises(validate.ValidationError):
+        validate.validate(wrong, "1.31", strict=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_commands_of_the_dockerfile_install_fastrt_in_a_new_environment(tmp_path):
+    """There is no docker here: pip's line runs in a venv. The line that adds a user and the base image are not run."""
+    text = (ROOT / "Dockerfile").read_text()
+    installs, adds_user = re.findall(r"^RUN (.*)$", text, re.M)
+    assert adds_user == "useradd --create-home --uid 1000 fastrt"
+    wheels, python = tmp_path / "wheels", tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
+    env = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": "/etc/pip.conf"}
+    line = installs.replace("/tmp/wheels", str(wheels))
+    subprocess.run(["sh", "-c", line], env=env, check=True, timeout=300)
+    assert not wheels.exists()
+    (tmp_path / "app.py").write_text("import fastrt\nwith fastrt.init():\n    print(fastrt.get(fastrt.put(1)))\n")
+    (words,) = re.findall(r"^CMD (.*)$", text, re.M)
+    assert shutil.which(json.loads(words)[0], path=env["PATH"])
+    ended = subprocess.run(
+        [str(python.parent / "fastrt"), "run", "--num-workers", "1", "app.py"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
