@@ -163,15 +163,20 @@ class Cluster:
             return
         if self.may_lose and isinstance(exc, ObjectLostError):
             return
-        if (self.may_lose or (self.faults and not self.plan.retries)) and isinstance(exc, WorkerCrashedError):
+        if self.may_fail and isinstance(exc, WorkerCrashedError):
             return
-        if self.may_lose and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
+        if self.may_fail and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
             return
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
 
     def count_extra_run(self, number: int) -> None:
         """Note a death of a worker that the task's owner does not count: another node runs the task again."""
         self.extra_runs[number] = self.extra_runs.get(number, 0) + 1
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a task may be given up after as many attempts as it may have."""
+        return self.may_lose or bool(self.faults and not self.plan.retries)
 
     def check_hops(self, number: int, hops: int) -> None:
         """Check how often a task was forwarded before it runs."""

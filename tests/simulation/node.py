@@ -460,7 +460,7 @@ class Node:
     def put(self, member: Member, key: str, scope: dict[str, Any]) -> Any:
         program: Program = self.cluster.program
         missing = [one for one in program.contents[key] if one not in scope]
-        assert not missing or self.cluster.program.outcome[key] != VALUE or self.cluster.may_lose, (key, missing)
+        assert not missing or self.cluster.program.outcome[key] != VALUE or self.cluster.may_fail, (key, missing)
         if missing:
             return member.store.put_serialized(serialize(FastrtError("its parts are lost")), True)
         return member.store.put(self.value(key, scope))
