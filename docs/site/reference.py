@@ -29,7 +29,7 @@ GROUPS = {
     "Tasks": "remote RemoteFunction cancel",
     "Values": "ObjectRef put get wait as_completed empty ObjectRefGenerator",
     "Actors": "ActorClass ActorHandle method get_actor list_named_actors kill exit_actor",
-    "Resources and nodes": "nodes cluster_resources available_resources NodeAffinity",
+    "Resources and nodes": "nodes cluster_resources available_resources waiting_demand NodeAffinity",
     "Placement groups": "placement_group PlacementGroup PlacementGroupSchedulingStrategy get_placement_group "
     "get_current_placement_group placement_group_table remove_placement_group",
     "Where code runs": "runtime_context RuntimeContext get_gpu_ids get_runtime_context",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fastrt.observe.progress import progress
     from fastrt.observe.timeline import timeline
     from fastrt.runtime.driver import init, is_initialized, shutdown
-    from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
+    from fastrt.runtime.nodes import available_resources, cluster_resources, nodes, waiting_demand
     from fastrt.runtime.session import Runtime
     from fastrt.runtime.state_api import list_actors, list_objects, list_tasks, list_workers
     from fastrt.store.as_completed import as_completed
@@ -145,6 +145,7 @@ __all__ = [
     "timeline",
     "util",
     "wait",
+    "waiting_demand",
 ]
 
 # Every name is imported at its first use: most commands and processes need few of them.
@@ -159,7 +160,7 @@ _HOMES = {
     "fastrt.observe.progress": "progress",
     "fastrt.observe.timeline": "timeline",
     "fastrt.runtime.driver": "init is_initialized shutdown",
-    "fastrt.runtime.nodes": "available_resources cluster_resources nodes",
+    "fastrt.runtime.nodes": "available_resources cluster_resources nodes waiting_demand",
     "fastrt.runtime.session": "Runtime",
     "fastrt.runtime.state_api": "list_actors list_objects list_tasks list_workers",
     "fastrt.store.as_completed": "as_completed",

@@ -431,3 +431,20 @@ def test_selectors_that_nothing_uses_are_forgotten():
     assert len(here.placing.views["id-a"].total) < 1100
     here.submit(selecting(zone="0"))
     assert here.decide() == [(2501, "forward", "a")]
+
+
+def test_demand_counts_what_waits_by_shape_and_leaves_out_what_ended_or_waits_for_a_group():
+    here = Here(view("big", cpu=8))
+    here.submit(demand(gpu=1), 3)  # one of them is admitted
+    here.submit(demand(disk=1), 2)
+    here.submit(Demand((("CPU@g/0", ONE),)), 4)
+    here.placing.pending_groups.add("g")
+    here.placing.wait(ActorKey(50, 1), demand(disk=1), 0.0)
+    here.decide()
+    here.moved(5, GONE)  # cancelled
+    rows = [(row.kind, row.amounts, row.waiting, row.is_feasible) for row in here.placing.demand()]
+    assert rows == [
+        ("task", {"CPU": ONE, "gpu": ONE}, 2, True),
+        ("task", {"CPU": ONE, "disk": ONE}, 1, False),
+        ("actor", {"CPU": ONE, "disk": ONE}, 1, False),
+    ]

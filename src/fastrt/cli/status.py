@@ -15,11 +15,15 @@ from fastrt.cli.look import joined, runtime_folder
 
 @click.command(short_help="Show the sessions that run on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--demand", is_flag=True, help="Show the demand that waits, for programs that add nodes.")
 @click.option("--check", is_flag=True, help="Print nothing; exit with 1 unless a node here answers.")
-def status(as_json: bool, check: bool) -> None:
+def status(as_json: bool, demand: bool, check: bool) -> None:
     """Show every session of this user on this machine: its processes, objects, memory and queue."""
     if check:
         sys.exit(0 if _answers(runtime_folder()) else 1)
+    if demand:
+        _show_demand(_demands(runtime_folder()), as_json)
+        return
     from fastrt.errors import AttachError
     from fastrt.runtime.nodefile import nodes_here
     from fastrt.runtime.nodes import nodes_at
@@ -51,6 +55,35 @@ def _answers(folder: Path) -> bool:
         with contextlib.suppress(AttachError):
             return bool(nodes_at(str(path)))
     return False
+
+
+def _demands(folder: Path) -> list[dict[str, Any]]:
+    """Return the waiting demand of each session of the folder, and the nodes that it has."""
+    from fastrt.errors import AttachError
+    from fastrt.runtime.nodes import demand_at, nodes_at
+
+    found = []
+    for path in sorted(folder.glob("*/node.sock")):
+        with contextlib.suppress(AttachError):
+            found.append({"session": path.parent.name, "nodes": nodes_at(str(path)), **demand_at(str(path))})
+    return found
+
+
+def _show_demand(sessions: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(sessions, indent=2))
+        return
+    for session in sessions:
+        click.echo(f"session {session['session'][:8]}, {len(session['nodes'])} nodes")
+        for row in session["tasks"]:
+            wanted = {**row["resources"], **row["label_selector"]} | (
+                {"on": row["scheduling"]} if row["scheduling"] else {}
+            )
+            words = ", ".join(f"{name} {amount}" for name, amount in wanted.items()) or "a worker"
+            click.echo(f"  {row['count']:,} {row['kind']}s: {words}{'' if row['is_feasible'] else ' (no node has it)'}")
+        for group in session["placement_groups"]:
+            click.echo(f"  placement group, {group['strategy']}: {group['bundles']}")
+        click.echo(f"  {session['queued_tasks']:,} tasks wait for a worker only")
 
 
 def look(socket_path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fastrt.store.messages import (
     ActorEnded,
     ActorFound,
     ClusterNodes,
+    DemandList,
     FindActor,
     Forward,
     ForwardedRecord,
@@ -44,6 +45,7 @@ from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
 
 _NAP_S = 1.0
+_DEMANDS_MAX = 1000  # different ones, in one answer
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
 _KNOWN_S = 2.0  # in which a new group becomes known, also to a daemon that has just taken over
@@ -253,6 +255,15 @@ class Admission:
         free = free_of(self._client, placing.total, *self._state())
         here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
         return NodeList(here, list(placing.views.values()))
+
+    def demand(self) -> DemandList:
+        """Return the demand that waits here. Tasks that were cancelled while they waited are left out."""
+        self._swept_at = -_SWEEP_S
+        self.refresh()
+        rows = self.placing.demand()
+        others = sum(row.waiting for row in rows[_DEMANDS_MAX:])
+        groups = [row for row in self.groups.rows() if row.state != "CREATED"]
+        return DemandList(rows[:_DEMANDS_MAX], others, core.queued(self._client), groups[:_DEMANDS_MAX])
 
     def _state(self) -> tuple[dict[str, int], int]:
         """Free amounts without regard to tasks without demands, and the number of admitted tasks."""

@@ -61,6 +61,7 @@ from fastrt.store.messages import (
     KeepObject,
     Leave,
     Left,
+    ListDemand,
     ListGroups,
     ListNodes,
     MayWait,
@@ -203,6 +204,7 @@ class Daemon:
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
             ListNodes: self._on_list_nodes,
+            ListDemand: self._on_list_demand,
             ListGroups: self._on_list_groups,
             RemoveGroup: self._on_remove_group,
             FindActor: admission.on_find,
@@ -415,6 +417,10 @@ class Daemon:
 
     def _on_list_nodes(self, link: Link, message: ListNodes) -> None:
         link.send(self._admission.describe())
+
+    def _on_list_demand(self, link: Link, message: ListDemand) -> None:
+        self._tend_actors()
+        link.send(self._admission.demand())
 
     def _on_list_groups(self, link: Link, message: ListGroups) -> None:
         self._tend_actors()

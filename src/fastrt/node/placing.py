@@ -24,7 +24,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
-from fastrt.store.messages import NodeRow
+from fastrt.store.messages import DemandRow, NodeRow
 from fastrt.tasks.labels import ENDLESS, is_selector, matches
 from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, device_amounts, given_by, group_of, in_words
 
@@ -284,6 +284,26 @@ class Placing:
     def placed(self) -> list[Key]:
         """The tasks whose moves the caller should report by `moved`."""
         return list(self._placed)
+
+    def demand(self) -> list[DemandRow]:
+        """The tasks and actors that wait, by what they wait for; the largest numbers first.
+
+        Bundles, and tasks inside a placement group, are not among them: the group waits for them.
+        """
+        counts = Counter(
+            (isinstance(entry.key, TaskKey), entry.demand)
+            for line in self._lines.values()
+            for entry in line.tasks
+            if entry.place == WAITING and entry.key in self._entries
+        )
+        return [
+            DemandRow(
+                *("task" if is_task else "actor", dict(demand.amounts), demand.strategy, demand.node, demand.soft),
+                *(count, self._feasible(demand)),
+            )
+            for (is_task, demand), count in counts.most_common()
+            if not demand.bundle and not group_of(demand)
+        ]
 
     def waiting(self) -> list[Key]:
         """Tasks that wait here; some may have ended meanwhile."""

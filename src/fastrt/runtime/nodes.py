@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join
-from fastrt.store.messages import ListNodes, NodeList, NodeRow
-from fastrt.tasks.labels import is_selector
+from fastrt.store.messages import DemandList, ListDemand, ListNodes, NodeList, NodeRow
+from fastrt.tasks.labels import is_selector, selector_of
 from fastrt.tasks.resources import INSIDE
 
 
@@ -37,6 +38,66 @@ def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
     """
     answer = join.inquire(socket_path, ListNodes(), NodeList, patient=patient)
     return [_about(row, k == 0) for k, row in enumerate([answer.here, *answer.others])]
+
+
+def waiting_demand() -> dict[str, Any]:
+    """The tasks, actors and placement groups of this node that wait for resources: what further nodes could run.
+
+    The counts are exact at the moment of the call. A task waits on the node where it was submitted until a node has
+    room for it, so a cluster with drivers on several nodes has several such lists.
+
+    Returns:
+        A dict with
+
+        - tasks: a list of dicts: kind ("task" or "actor"), resources (amounts by name), label_selector, scheduling
+          ("", "spread", "pack" or a node), is_soft (whether another node may run it), count, and is_feasible (whether a
+          node that is there could run one when it is idle);
+        - placement_groups: a list of dicts: strategy, and bundles (amounts by name) that have no node yet;
+        - queued_tasks: how many tasks wait for nothing but a worker;
+        - more: how many tasks and actors with other demands wait, if there are more than 1,000 different ones.
+    Raises:
+        AttachError: the daemon does not answer.
+        NotImplementedError: the engine is not fastrt's.
+    """
+    if engines.current() is not None:
+        raise NotImplementedError("waiting_demand reads the daemon of a fastrt session; another engine has none")
+    return demand_at(store_client.require().socket_path, True)
+
+
+def demand_at(socket_path: str, patient: bool = False) -> dict[str, Any]:
+    """`waiting_demand` by the daemon at that socket; `patient` as for `join.inquire`.
+
+    Raises:
+        AttachError: the daemon does not answer.
+    """
+    answer = join.inquire(socket_path, ListDemand(), DemandList, patient=patient)
+    groups = []
+    for row in answer.groups:
+        bundles = [_amounts(parts) for index, parts in sorted(row.bundles.items()) if not row.nodes.get(index)]
+        if bundles:
+            groups.append({"strategy": row.strategy, "bundles": bundles})
+    tasks = [
+        {
+            "kind": row.kind,
+            "resources": _amounts(row.amounts),
+            "label_selector": {
+                label: wanted
+                for name in row.amounts
+                if is_selector(name)
+                for label, wanted in selector_of(name).items()
+            },
+            "scheduling": row.node or row.strategy,
+            "is_soft": row.soft or not row.node,
+            "count": row.waiting,
+            "is_feasible": row.is_feasible,
+        }
+        for row in answer.rows
+    ]
+    return {"tasks": tasks, "placement_groups": groups, "queued_tasks": answer.queued, "more": answer.others}
+
+
+def _amounts(parts_of: Mapping[str, int]) -> dict[str, float]:
+    return {name: parts / RESOURCE_PARTS for name, parts in parts_of.items() if not is_selector(name)}
 
 
 def cluster_resources() -> dict[str, float]:

@@ -210,6 +210,56 @@ class NodeList(Message):
     others: list[NodeRow]
 
 
+class GroupRow(NamedTuple):
+    """One placement group; its bundles, and the nodes of those that have one, are by the bundle's index."""
+
+    group: str
+    strategy: str
+    state: str
+    bundles: dict[str, Parts]
+    nodes: dict[str, str]
+
+
+class DemandRow(NamedTuple):
+    """Tasks or actors that wait for the same resources.
+
+    Attributes:
+        kind: "task" or "actor".
+        amounts: parts of resources by name; selectors of labels are names, too.
+        strategy, node, soft: as in `Demand`.
+        waiting: how many wait.
+        is_feasible: whether a node of the cluster could run one if it were idle.
+    """
+
+    kind: str
+    amounts: Parts
+    strategy: str
+    node: str
+    soft: bool
+    waiting: U32
+    is_feasible: bool
+
+
+class ListDemand(Message):
+    """Ask for the demand that waits on this node. Answered by `DemandList`."""
+
+
+class DemandList(Message):
+    """The demand that waits on this node.
+
+    Attributes:
+        rows: the demands of most tasks and actors.
+        others: tasks and actors with further demands, beside those of `rows`.
+        queued: tasks that wait for nothing but a worker.
+        groups: placement groups that are not fully reserved.
+    """
+
+    rows: list[DemandRow]
+    others: U64
+    queued: U64
+    groups: list[GroupRow]
+
+
 class FindActor(Message):
     """Ask for an actor on other nodes; with an empty name, for all their names. Answered by `ActorFound`."""
 
@@ -232,16 +282,6 @@ class ActorFound(Message):
 
 class ListGroups(Message):
     """Ask for the placement groups that were made on this node. Answered by `GroupList`."""
-
-
-class GroupRow(NamedTuple):
-    """One placement group; its bundles, and the nodes of those that have one, are by the bundle's index."""
-
-    group: str
-    strategy: str
-    state: str
-    bundles: dict[str, Parts]
-    nodes: dict[str, str]
 
 
 class GroupList(Message):

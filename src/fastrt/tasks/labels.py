@@ -72,6 +72,15 @@ def matches(resource: str, labels: Mapping[str, str]) -> bool:
     return rules is not None and all((labels.get(label) in values) != unwanted for label, unwanted, values in rules)
 
 
+def selector_of(resource: str) -> dict[str, str]:
+    """Return the selector that a resource stands for: wanted values by label.
+
+    Raises:
+        ForeignTextError: it stands for none.
+    """
+    return {label: str(wanted) for label, wanted in read_object(resource[1:], "a selector").items()}
+
+
 def in_words(resource: str) -> str:
     """Return a selector's resource as text for messages: "zone=north, disk=!slow"."""
     try:
