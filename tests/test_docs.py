@@ -35,6 +35,7 @@ INSTEAD = {
     "fastrt metrics --grafana": ["fastrt", "metrics", "--grafana"],
     "fastrt metrics": ["fastrt", "metrics", "--help"],
     "fastrt token --metrics": ["fastrt", "token", "--help"],
+    "fastrt debug": ["fastrt", "debug", "--help"],
     "fastrt stack": ["fastrt", "stack", "--help"],
     "fastrt flame": ["fastrt", "flame", "--help"],
     "fastrt timeline": ["fastrt", "timeline", "--help"],

@@ -100,6 +100,7 @@ class Config:
             JSON object a line, or a dictionary for `logging.config.dictConfig`, also as JSON. "": Python's defaults.
         trace: whether processes record their events from the start, for `fastrt timeline`.
         record_call_sites: whether each object records the line that created it, for `fastrt memory`.
+        post_mortem: whether a task that raises, and is not run again, waits for `fastrt debug` at that frame.
         advice: whether fastrt warns about known causes of slow programs.
         start_timeout_s: seconds that a runtime or a worker may take to start before it is an error.
         cleanup_timeout_s: seconds for the cleanup code of an actor that ends, before its process is killed; tasks that
@@ -133,6 +134,7 @@ class Config:
     logging: str
     trace: bool
     record_call_sites: bool
+    post_mortem: bool
     advice: bool
     start_timeout_s: float
     cleanup_timeout_s: float
@@ -604,6 +606,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "logging": _Setting(_logging, lambda: ""),
     "trace": _Setting(_flag, lambda: False),
     "record_call_sites": _Setting(_flag, lambda: False),
+    "post_mortem": _Setting(_flag, lambda: False),
     "advice": _Setting(_flag, lambda: True),
     "start_timeout_s": _Setting(_seconds, lambda: 30.0),
     "cleanup_timeout_s": _Setting(_seconds, lambda: 5.0),

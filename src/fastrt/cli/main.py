@@ -17,6 +17,7 @@ _COMMANDS = {
     "config": ("fastrt.cli.config:config", "Show every setting, its value and its origin."),
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "dashboard": ("fastrt.cli.dashboard:dashboard", "Show running programs in a browser."),
+    "debug": ("fastrt.cli.debug:debug", "Debug a task that waits at a breakpoint."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
     "doctor": ("fastrt.cli.doctor:doctor", "Check whether fastrt can work on this machine."),
     "flame": ("fastrt.cli.stack:flame", "Draw a flame graph of a worker, actor or driver."),

@@ -9,7 +9,7 @@ _OTHER_LANGUAGE = "fastrt's workers run Python only"
 _RAY_CLIENT = "fastrt has no client outside of its cluster; a program runs on a node of it"
 _PRIVATE = "it is not public in Ray"
 _DEPRECATED = "it is deprecated in Ray"
-_DEBUGGER = "fastrt has no debugger of its own: init(local_mode=True) runs all in one process, for any debugger"
+_DEBUGGER = "breakpoint() in a task waits for `fastrt debug`"
 _CLUSTER = "fastrt's own commands start and stop clusters (`fastrt start`)"
 _LOGS = "fastrt shows the output of workers as it comes, and keeps none of it for this call"
 
@@ -26,7 +26,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "ray.util": {
         **dict.fromkeys(("connect", "disconnect", "client", "client_connect"), _RAY_CLIENT),
-        **dict.fromkeys(("pdb", "ray_debugpy", "rpdb", "debugpy"), _DEBUGGER),
+        **dict.fromkeys(("ray_debugpy", "debugpy"), _DEBUGGER),
         **dict.fromkeys(("iter", "actor_group", "sgd"), _DEPRECATED),
         **dict.fromkeys(("horovod", "lightgbm", "spark", "xgboost", "tracing"), "fastrt has no such integration"),
         "dask": "`import fastrt.dask` runs Dask's graphs on fastrt, by a scheduler of its own",

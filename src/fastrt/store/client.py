@@ -253,8 +253,7 @@ class Store:
             value = handles.read_scalar(self.client, refs, _MISSING, self.spin_s)
             if value is not _MISSING:
                 return value
-            deadline = None if timeout is None else time.monotonic() + timeout
-            self.wait_ready([refs], timeout, 0.0)  # read_scalar has spun already
+            deadline = self.wait_ready([refs], timeout, 0.0)  # read_scalar has spun already
             return self.load(refs, copy, deadline)
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
@@ -262,8 +261,7 @@ class Store:
         for ref in listed:
             if not isinstance(ref, ObjectRef):
                 raise TypeError(f"get takes ObjectRefs; the list has a {kind_of(ref)}")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self.wait_ready(listed, timeout, self.spin_s)
+        deadline = self.wait_ready(listed, timeout, self.spin_s)
         values = handles.read_scalars(self.client, listed, _MISSING)
         others = [k for k, value in enumerate(values) if value is _MISSING]
         # An error ends the wait early, so values before it in the list may not be ready yet.
@@ -381,14 +379,17 @@ class Store:
 
     # ---- wait ----
 
-    def wait_ready(self, refs: list[ObjectRef], timeout: float | None, spin_s: float) -> None:
+    def wait_ready(self, refs: list[ObjectRef], timeout: float | None, spin_s: float) -> float | None:
         """Wait until all are ready, or one of them is an error; spin for `spin_s` before sleeping.
 
+        Returns:
+            When the timeout is over, by the monotonic clock: later if a debugger had a task meanwhile. None: never.
         Raises:
             GetTimeoutError: the timeout passed.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         if handles.wait_all(self.client, refs, 0.0, spin_s):
-            return
+            return deadline
         if timeout is None and self.help_with is not None:
             for ref in refs:
                 while self.help_with(ref):
@@ -399,11 +400,10 @@ class Store:
             if lone:
                 self._lone_gets.after(lone)
             if not ready:
-                waiting = [ref for ref in refs if not handles.is_ready(self.client, ref)]
-                raise GetTimeoutError(
-                    f"{len(waiting)} of {len(refs)} objects were not ready after {timeout} s, the first is "
-                    f"{waiting[0] if waiting else refs[0]}; wait again, or cancel the task"
-                )
+                from fastrt.store import debugging  # here: few programs have a timeout that passes
+
+                return debugging.wait_on(self, refs, timeout)
+        return deadline
 
     def wait(
         self, refs: list[ObjectRef], num_returns: int, timeout: float | None

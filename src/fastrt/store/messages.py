@@ -487,6 +487,7 @@ class Configure(Message):
     library_threads: U32
     cleanup_timeout_s: float
     logging: str
+    post_mortem: bool
     devices: list[list[str]]
 
 

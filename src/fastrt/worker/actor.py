@@ -164,6 +164,8 @@ class ActorWorker(Worker):
             self._build()
         except BaseException as exc:  # any exception of the constructor ends the actor, and its calls raise the reason
             if not is_exit(exc):
+                if self.debugger.wants_errors:
+                    self.debugger.look_at_error(exc)
                 return f"its constructor raised\n{format_user_traceback(exc)}"
             if not isinstance(exc, ProcessEnds):
                 self.exit_by(exc)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import trace
@@ -203,14 +204,19 @@ class Group:
         """Call the method of a call with a timeout."""
         import asyncio
 
-        here, over = self._running[task], False
+        here, over, began = self._running[task], False, time.monotonic()
+
+        alarm = self.loop.call_later(timeout_s, lambda: interrupt())
 
         def interrupt() -> None:
-            nonlocal over
+            nonlocal over, alarm
+            left_s = self._worker.timeouts.left_s(task, began, timeout_s)
+            if left_s:
+                alarm = self.loop.call_later(left_s, interrupt)
+                return
             over = True
             here.cancel()
 
-        alarm = self.loop.call_later(timeout_s, interrupt)
         try:
             return await self._call(task)
         except asyncio.CancelledError:
@@ -354,7 +360,9 @@ class Coroutines:
         loop = asyncio._get_running_loop()
         return next((group.task_here() for group in self._groups.values() if group.loop is loop), None)
 
-    def _on_cancel(self, signum: int, frame: object) -> None:
-        """SIGINT: `fastrt.cancel` was called for a call that runs here."""
+    def _on_cancel(self, signum: int, frame: FrameType | None) -> None:
+        """SIGINT: `fastrt.cancel` was called for a call that runs here, or a debugger interrupts it."""
+        if self._worker.debugger.take_interrupt(frame):
+            return
         for group in self._groups.values():
             group.call_soon(group.cancel)

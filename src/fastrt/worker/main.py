@@ -28,6 +28,7 @@ from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.marks import Source
 from fastrt.worker.alarms import Clock
+from fastrt.worker.debugger import Debugger
 from fastrt.worker.devices import GivenBackError, ProcessDevices
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.environments import Environments
@@ -57,6 +58,7 @@ class Worker:
 
     Attributes:
         policies, retries, timeouts, generators, devices: run the tasks that have options beyond the fast path.
+        debugger: of this process.
     """
 
     def __init__(
@@ -85,8 +87,9 @@ class Worker:
         self._clock = Clock()
         self.policies = Policies(store)
         self.retries = Retries(store, self.policies, self._clock)
-        self.timeouts = Timeouts(store.client, self._clock, self.retries, self.name_of, self._runs, self.fail)
+        self.timeouts = Timeouts(store, self._clock, self.retries, self.name_of, self._runs, self.fail)
         self.generators = GeneratorRunner(store, self.retries, self.name_of)
+        self.debugger = Debugger(store, self.source_here, self._runs_below, self._interruptible, self._report)
         self._idle = False  # see `waiting`
         self._calls: dict[int, int] = {}  # by objref, of functions with `max_calls`
         self._thread = threading.get_ident()  # the one that runs tasks
@@ -239,6 +242,26 @@ class Worker:
         stack = self._runner.stack
         return bool(stack) and stack[-1] == task
 
+    def _runs_below(self, task: int) -> bool:
+        """Whether a task's code runs on this thread, perhaps below that of another task."""
+        return task in self._runner.stack or self._store.task_here() == task
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let signals interrupt the main thread during a `with` statement."""
+        before, self._runner.interruptible = self._runner.interruptible, True
+        try:
+            yield
+        finally:
+            self._runner.interruptible = before
+
+    def _report(self, line: str) -> None:
+        """Print a line at the driver that has submitted the task on this thread."""
+        for output in self._outputs[-1:]:
+            with contextlib.suppress(OSError, ValueError):  # a task can have closed any descriptor
+                output.write(f"{line}\n".encode("utf-8", "replace"))
+                output.flush()
+
     def source_here(self) -> Source:
         """Return the task that runs here, for its output."""
         stack = self._runner.stack
@@ -306,6 +329,12 @@ class Worker:
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
         elif self.retries.requeue(task, exc):
             return
+        elif self.debugger.wants_errors:
+            self.debugger.look_at_error(exc)
+            if core.cancelled(self._client, task):
+                exc = TaskCancelledError(
+                    f"the task was cancelled while it waited in a debugger in process {os.getpid()}"
+                )
         try:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
                 exc = TaskError.wrap(exc, task_name=self.name_of(task))
@@ -366,6 +395,8 @@ class Worker:
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the task that runs here if it was cancelled or its timeout is over; else do nothing."""
+        if self.debugger.take_interrupt(frame):
+            return
         if not self._runner.interruptible or not self._runner.stack:
             return
         task = self._runner.stack[-1]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import cancel
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, TaskTimeoutError
+from fastrt.store import debugging
 from fastrt.worker.alarms import Clock
 from fastrt.worker.retries import Retries
 
 if TYPE_CHECKING:
-    from fastrt._core.memory.clients import Client
+    from fastrt.store.client import Store
 
 _GRACE_S = 5.0  # for a task to end after its timeout
 _REPEAT_S = 0.1  # between interrupts: one is lost while another task runs on top of it, or native code runs
@@ -29,7 +31,7 @@ class Timeouts:
     """Ends attempts of tasks that run for longer than their timeout.
 
     Args:
-        client: of this process.
+        store: this process's attachment.
         clock: calls back when a timeout is over.
         retries: decides whether the task runs again when its process has to be killed.
         name_of: gives a task's name for messages.
@@ -44,14 +46,15 @@ class Timeouts:
 
     def __init__(
         self,
-        client: Client,
+        store: Store,
         clock: Clock,
         retries: Retries,
         name_of: Callable[[int], str],
         runs: Callable[[int], bool],
         fail: Callable[[int, BaseException], None],
     ) -> None:
-        self.client = client
+        self.client = store.client
+        self._debuggers = debugging.folder_of(store.socket_path)
         self.clock = clock
         self.retries = retries
         self.runs = runs
@@ -82,6 +85,20 @@ class Timeouts:
         """Return the exception for a task that did not end in time."""
         return _late(self.name_of(task), timeout_s)
 
+    def left_s(self, task: int, began: float, timeout_s: float) -> float:
+        """How long a timeout goes on that would be over now: it stands still while a debugger has the program.
+
+        Args:
+            task: the task, which runs.
+            began: the attempt, by the monotonic clock.
+            timeout_s: of the attempt.
+        Returns:
+            Seconds until the next look; 0: it is over.
+        """
+        still = debugging.stood_still(self._debuggers, core.info(self.client, task)["job"], began)
+        left = max(0.0, began + timeout_s + still.seconds - time.monotonic())
+        return max(left, debugging.LOOK_S) if still.now else left
+
     def raise_if_over(self, task: int) -> None:
         """Raise in a task whose timeout is over; called by the handler of SIGINT.
 
@@ -103,12 +120,18 @@ class Timeouts:
     def _answering(self, task: int, timeout_s: float, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             thread, lock, ended = threading.get_ident(), threading.Lock(), False
+            began = time.monotonic()
 
-            def answer() -> None:
+            def answer() -> float | None:
                 with lock, contextlib.suppress(FastrtError):  # the session has ended
-                    if not ended:
-                        self._answered.add(thread)  # before the record can be another call's
-                        self._fail(task, self.error(task, timeout_s))
+                    if ended:
+                        return None
+                    left_s = self.left_s(task, began, timeout_s)
+                    if left_s:
+                        return left_s
+                    self._answered.add(thread)  # before the record can be another call's
+                    self._fail(task, self.error(task, timeout_s))
+                return None
 
             alarm = self.clock.start(timeout_s, answer)
             try:
@@ -139,6 +162,7 @@ class _Timer:
         self._attempt = self._attempt_now()
         self._interrupts = 0  # that reached the task itself, and not another one on top of it
         self._over = self._stopped = False
+        self._began = time.monotonic()
         self._alarm = timeouts.clock.start(timeout_s, self._interrupt)
 
     def stop(self) -> None:
@@ -160,8 +184,12 @@ class _Timer:
 
     def _interrupt(self) -> float | None:
         """On the clock's thread: interrupt the attempt until it ends; after a grace period kill the process."""
-        self._over = True
         with contextlib.suppress(FastrtError):  # the session has ended
+            if not self._over and not self._stopped:
+                left_s = self._timeouts.left_s(self._task, self._began, self._timeout_s)
+                if left_s:
+                    return left_s
+            self._over = True
             if not self.is_over():
                 return None
             if self._timeouts.runs(self._task):

@@ -23,7 +23,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt.config import raise_descriptors
 from fastrt.devices import Device, hidden
@@ -45,6 +45,9 @@ from fastrt.store.messages import (
     write_message,
 )
 from fastrt.tasks.marks import Source, mark
+
+if TYPE_CHECKING:
+    from fastrt.worker.main import Worker
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_PTRACER = 1, 15, 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -260,11 +263,13 @@ def _become_independent(title: str, descriptors: int) -> None:
     _reseed()
 
 
-def _set_up_logging(setting: str, source: Callable[[], Source]) -> None:
-    if setting:
+def _set_up(session: dict[str, Any], worker: Worker) -> None:
+    """Prepare this process for the user's code."""
+    worker.debugger.install(session["post_mortem"])
+    if session["logging"]:
         from fastrt.worker import user_logging  # here: few sessions need it
 
-        user_logging.apply(setting, source)
+        user_logging.apply(session["logging"], worker.source_here)
 
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
@@ -327,7 +332,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         worker = Worker(store, daemon.send, stop_ordered, may_wait, ending, threads, [out, err])
     else:
         worker = ActorWorker(store, actor, stop_ordered, ending, threads, [out, err])
-    _set_up_logging(session["logging"], worker.source_here)
+    _set_up(session, worker)
     try:
         worker.run()
     finally:

@@ -54,6 +54,8 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("pdb", "rpdb"):  # two names for one module
+        return importlib.import_module("fastrt.ray.util.rpdb")
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:

@@ -1,0 +1,206 @@
+"""`fastrt debug`: a terminal for the debugger of a task that waits at a breakpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from fastrt.cli.look import sockets
+
+if TYPE_CHECKING:
+    from fastrt.store.debugging import Stop
+    from fastrt.store.join import Link
+
+_COMPLETE_S = 2.0  # to wait for the words that a word can become
+_SIGNAL_MS = 100
+_LOOK_S = 1.0  # between two looks whether a silent process lives
+_DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # as pdb's own
+
+
+@click.command(short_help="Debug a task that waits at a breakpoint.")
+@click.argument("pid", type=click.IntRange(1), required=False)
+@click.option("--list", "lists", is_flag=True, help="Only list those that wait.")
+@click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
+def debug(pid: int | None, lists: bool, session: str | None) -> None:
+    """Debug a task or a call that waits in breakpoint(), or that has raised: the one of process PID, or the only one.
+
+    All commands of pdb work. c lets the task go on, q ends it. Ctrl-D leaves the task waiting: the command can be
+    called again. Ctrl-C stops code that runs. Without PID, several that wait are listed.
+    \f
+    Raises:
+        click.ClickException: nothing waits, or not in that process.
+    """
+    from fastrt.errors import FastrtError
+    from fastrt.observe import debugging
+
+    found = [(path, stop) for path in sockets(session) for stop in debugging.waiting(path)]
+    chosen = [(path, stop) for path, stop in found if pid in (None, stop.pid)]
+    if not chosen:
+        what = f"no task of process {pid}" if pid is not None else "no task"
+        others = f"; these do:\n{_listed([stop for _, stop in found])}" if found else ""
+        raise click.ClickException(f"{what} waits in a debugger{others}")
+    if lists or len(chosen) > 1:
+        click.echo(_listed([stop for _, stop in chosen]))
+        return
+    ((path, stop),) = chosen
+    try:
+        link = debugging.attach(path, stop.pid)
+    except FastrtError as exc:
+        raise click.ClickException(str(exc)) from exc
+    _Terminal(link, stop).run()
+
+
+def _listed(stops: list[Stop]) -> str:
+    """A line for each task that waits."""
+    now = time.monotonic()
+    return "\n".join(
+        f"fastrt debug {stop.pid}: {stop.kind} {stop.name}{f' ({stop.task:016x})' if stop.task else ''} {stop.reason} "
+        f"at {stop.place} in {stop.function}, for {now - stop.since:.0f} s"
+        for stop in stops
+    )
+
+
+class _HungUpError(Exception):
+    """The debugger has closed the connection while the terminal waited for a line."""
+
+
+class _Terminal:
+    """Passes lines from the terminal to the debugger, and its text back.
+
+    Args:
+        link: to the debugger.
+        stop: the task that waits there.
+    """
+
+    def __init__(self, link: Link, stop: Stop) -> None:
+        self._link, self._stop = link, stop
+        self._is_reading = False  # a line from the terminal
+
+    def run(self) -> None:
+        """Return when the task goes on, or the user leaves it."""
+        from fastrt.store import debugging
+
+        stop = self._stop
+        click.echo(
+            f"{stop.kind} {stop.name} (pid {stop.pid}) {stop.reason} at {stop.place}. "
+            "c lets it go on, q ends it, Ctrl-D leaves it waiting"
+        )
+        with self._completing(), contextlib.closing(self._link):
+            while True:
+                try:
+                    message = self._link.receive(_LOOK_S)
+                except KeyboardInterrupt:
+                    self._link.send(debugging.DebugInterrupt())
+                    continue
+                except EOFError:
+                    click.echo(f"process {stop.pid} has ended")
+                    return
+                if isinstance(message, debugging.DebugText):
+                    click.echo(message.text, nl=False)
+                elif isinstance(message, debugging.DebugEnd):
+                    click.echo(message.why)
+                    return
+                elif isinstance(message, debugging.DebugPrompt) and not self._answer(message.prompt):
+                    click.echo(f"the task waits on: fastrt debug {stop.pid}")
+                    return
+
+    def _answer(self, prompt: str) -> bool:
+        """Read a line from the terminal and send it; False if the user leaves."""
+        from fastrt.store.debugging import DebugLine
+
+        while True:
+            try:
+                line = self._line(prompt)
+            except KeyboardInterrupt:
+                click.echo()
+                continue
+            except EOFError:
+                click.echo()
+                return False
+            except _HungUpError:
+                click.echo()
+                return True  # the next `receive` says why
+            self._link.send(DebugLine(line))
+            return True
+
+    def _line(self, prompt: str) -> str:
+        """Read a line; a hang-up interrupts it."""
+        ended_read, ended = os.pipe()
+        watcher = threading.Thread(target=self._watch, args=(ended_read, threading.get_ident()), daemon=True)
+        before = signal.signal(signal.SIGUSR1, self._on_hang_up)
+        try:
+            self._is_reading = True
+            watcher.start()
+            return input(prompt)
+        finally:
+            self._is_reading = False
+            os.write(ended, b"!")
+            watcher.join()
+            signal.signal(signal.SIGUSR1, before)
+            os.close(ended_read)
+            os.close(ended)
+
+    def _watch(self, ended: int, thread: int) -> None:
+        """In another thread: interrupt the read when the debugger hangs up."""
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(self._link, select.POLLRDHUP)
+        if ended in {fd for fd, _ in poll.poll()}:
+            return
+        poll.unregister(self._link)
+        while True:
+            signal.pthread_kill(thread, signal.SIGUSR1)
+            if poll.poll(_SIGNAL_MS):  # else the signal may have come just before the read
+                return
+
+    def _on_hang_up(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            raise _HungUpError
+
+    @contextlib.contextmanager
+    def _completing(self) -> Iterator[None]:
+        """Let the tabulator complete words, if this is a terminal whose Python has readline."""
+        if not sys.stdin.isatty():
+            yield
+            return
+        try:
+            import readline
+        except ImportError:
+            yield
+            return
+        readline.set_completer_delims(_DELIMITERS)
+        readline.set_completer(self._complete)
+        readline.parse_and_bind("tab: complete")
+        yield
+        readline.set_completer(None)
+
+    _words: list[str]
+
+    def _complete(self, text: str, number: int) -> str | None:
+        """The word with that number that `text` can become; called by readline."""
+        import readline
+
+        from fastrt.store.debugging import DebugComplete, DebugNames
+
+        if number == 0:
+            begin, end = readline.get_begidx(), readline.get_endidx()
+            self._words = []
+            try:
+                self._link.send(DebugComplete(text, readline.get_line_buffer(), begin, end))
+                answer = self._link.receive(_COMPLETE_S)
+            except EOFError:
+                return None
+            if isinstance(answer, DebugNames):
+                self._words = answer.names
+        return self._words[number] if number < len(self._words) else None

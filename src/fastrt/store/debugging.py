@@ -1,0 +1,250 @@
+"""Tasks that wait in a debugger: the files that say so, and the messages between a worker and `fastrt debug`.
+
+A worker whose task stops listens at `debug/<pid>` in the session's folder. Beside it, `debug/<pid>.json` lists the
+stops of that process. A timeout that is over looks there, and only then: while a task of a program waits in a debugger,
+the timeouts of this program stand still.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastrt._core.memory.segment import start_time
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks
+from fastrt.errors import FastrtError, GetTimeoutError
+from fastrt.folders import private_folder, read_private, replace_private
+from fastrt.foreign_text import read_object
+from fastrt.store.messages import Message
+
+if TYPE_CHECKING:
+    from fastrt.store.client import Store
+    from fastrt.store.ref import ObjectRef
+
+_STOPS_KEPT = 32  # of one process; older ones no longer extend a timeout
+_TEXT_MAX = 500  # characters of a name or path in the file
+_FILE_BYTES_MAX = 1 << 20
+LOOK_S = 0.2  # between two looks whether a task still waits
+
+
+class DebugText(Message):
+    """Text that the debugger prints."""
+
+    text: str
+
+
+class DebugPrompt(Message):
+    """The debugger waits for a line."""
+
+    prompt: str
+
+
+class DebugEnd(Message):
+    """The debugger is done with the task, or does not let this client in; the text says why."""
+
+    why: str
+
+
+class DebugLine(Message):
+    """A line for the debugger, without its end."""
+
+    line: str
+
+
+class DebugInterrupt(Message):
+    """Stop the code that runs: Ctrl-C in the client."""
+
+
+class DebugComplete(Message):
+    """Ask how a word can go on that lies between `begin` and `end` in a line. Answered by `DebugNames`."""
+
+    text: str
+    line: str
+    begin: int
+    end: int
+
+
+class DebugNames(Message):
+    """Words that begin as the one in `DebugComplete`."""
+
+    names: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """A task that waits in a debugger, or did.
+
+    Attributes:
+        pid: its process.
+        job: of the program that submitted it.
+        kind: "task", "actor", or "thread" for code that runs outside of tasks and calls.
+        name: of the function, method or class.
+        task: its id as in `fastrt list tasks`; 0: none.
+        file, line, function: where it stopped.
+        error: the exception that it raised; "": it called `breakpoint()`.
+        since: by the monotonic clock, which all processes of a machine share.
+        until: by the same clock; 0: it waits.
+    """
+
+    pid: int
+    job: int
+    kind: str
+    name: str
+    task: int
+    file: str
+    line: int
+    function: str
+    error: str
+    since: float
+    until: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """Why it waits, for a sentence that begins with the task."""
+        return "raised, and waits in a debugger" if self.error else "waits in a debugger"
+
+    @property
+    def place(self) -> str:
+        """The line where it stopped."""
+        return f"{self.file}:{self.line}"
+
+
+class StandStill(NamedTuple):
+    """How long a program's timeouts stood still.
+
+    Attributes:
+        seconds: of the time asked for.
+        now: whether they still do.
+    """
+
+    seconds: float
+    now: bool
+
+
+def folder_of(socket_path: str) -> Path:
+    """The folder of a session's debuggers, which is missing until a first task stops.
+
+    Args:
+        socket_path: of the session's daemon.
+    """
+    return Path(socket_path).parent / "debug"
+
+
+class Record:
+    """Writes the stops of this process into its file, for timeouts and for `fastrt debug`.
+
+    Args:
+        folder: of `folder_of`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stops: list[Stop] = []
+
+    def begin(self, stop: Stop) -> None:
+        """Add a task that waits from now on."""
+        values: dict[str, Any] = dataclasses.asdict(stop)
+        short: dict[str, Any] = {
+            name: value[:_TEXT_MAX] if isinstance(value, str) else value for name, value in values.items()
+        }
+        self._stops = [*self._stops[1 - _STOPS_KEPT :], Stop(**short)]
+        self._write()
+
+    def end(self) -> None:
+        """Note that the last task of `begin` goes on."""
+        self._stops[-1] = dataclasses.replace(self._stops[-1], until=time.monotonic())
+        self._write()
+
+    def _write(self) -> None:
+        pid = os.getpid()
+        about = {"start_time": start_time(pid), "stops": [dataclasses.asdict(stop) for stop in self._stops]}
+        folder = private_folder(self._folder, "the folder of debuggers")
+        replace_private(folder, f"{pid}.json", json.dumps(about).encode())
+
+
+def waiting(folder: Path) -> list[Stop]:
+    """List the tasks that wait in a debugger, those first that wait longest.
+
+    Args:
+        folder: of `folder_of`.
+    """
+    return sorted((stop for stop, alive in _stops(folder) if alive and not stop.until), key=lambda stop: stop.since)
+
+
+def stood_still(folder: Path, job: int, since: float) -> StandStill:
+    """How long the timeouts of a program have stood still.
+
+    Args:
+        folder: of `folder_of`.
+        job: the program's.
+        since: from when, by the monotonic clock.
+    """
+    if not folder.is_dir():
+        return StandStill(0.0, False)
+    now = time.monotonic()
+    held = [stop for stop, alive in _stops(folder) if stop.job == job and (alive or stop.until)]
+    spans = [(stop.since, stop.until or now) for stop in held]
+    return StandStill(overlap_s(spans, since, now), not all(stop.until for stop in held))
+
+
+def wait_on(store: Store, refs: list[ObjectRef], timeout: float | None) -> float:
+    """Wait for references after a timeout that stood still while a task of this program waited in a debugger.
+
+    Args:
+        store: this process's attachment.
+        refs: all that are waited for.
+        timeout: that has passed just now, in seconds.
+    Returns:
+        When the timeout is over, by the monotonic clock.
+    Raises:
+        GetTimeoutError: the timeout is over.
+    """
+    task = store.task_here()
+    job = store.client.job if task is None else tasks.info(store.client, task)["job"]
+    folder, since = folder_of(store.socket_path), time.monotonic() - (timeout or 0.0)
+    while True:
+        still = stood_still(folder, job, since)
+        deadline = since + (timeout or 0.0) + still.seconds
+        left_s = deadline - time.monotonic()
+        if not timeout or (left_s <= 0 and not still.now):
+            break
+        if handles.wait_all(store.client, refs, LOOK_S if still.now else left_s, 0.0):
+            return deadline
+    waiting = [ref for ref in refs if not handles.is_ready(store.client, ref)]
+    raise GetTimeoutError(
+        f"{len(waiting)} of {len(refs)} objects were not ready after {timeout} s, the first is "
+        f"{waiting[0] if waiting else refs[0]}; wait again, or cancel the task"
+    )
+
+
+def overlap_s(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
+    """How much of the time from `since` to `until` lies in at least one span, in seconds."""
+    found, reached = 0.0, since
+    for begin, end in sorted(spans):
+        begin, end = max(begin, reached), min(end, until)
+        if end > begin:
+            found, reached = found + end - begin, end
+    return found
+
+
+def _stops(folder: Path) -> Iterator[tuple[Stop, bool]]:
+    """All stops of the session, each with whether its process lives."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".json")]
+    except OSError:
+        return
+    for name in sorted(names):
+        try:
+            data = read_private(folder, name, _FILE_BYTES_MAX)
+            about = read_object(data, str(folder / name), bytes_max=_FILE_BYTES_MAX, own=True)
+            found = [Stop(**row) for row in about["stops"]]
+            alive = bool(found) and start_time(found[0].pid) == about["start_time"]
+        except (OSError, ValueError, TypeError, KeyError, FastrtError):
+            continue  # it has just been removed, or another version wrote it
+        yield from ((stop, alive) for stop in found)
