@@ -23,8 +23,8 @@ import fastrt
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".cache" / "ray_libraries"
-LIBRARIES = ["modin", "pyarrow", "sf-hamilton", "evotorch", "ray"]
-PROGRAMS = ("modin_frames", "hamilton_graph", "evotorch_search")
+LIBRARIES = ["modin", "pyarrow", "sf-hamilton", "evotorch", "daft", "ray"]
+PROGRAMS = ("modin_frames", "hamilton_graph", "evotorch_search", "daft_query")
 TIMEOUT_S = 120
 
 
@@ -53,6 +53,7 @@ def run(python: Path, program: str, on_fastrt: bool) -> tuple[str, float]:
         "PYTHONPATH": str(home) if on_fastrt and home == ROOT / "src" else "",
         "PYTHONWARNINGS": "ignore",
         "RAY_AUTH_MODE": "disabled",
+        "DAFT_PROGRESS_BAR": "0",  # it writes between the lines of the results
     }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT / "bench" / "ray_libraries",

@@ -64,6 +64,9 @@ def test_defaults_are_what_the_documentation_says():
     assert settings.num_workers == min(config.cpu_count(), 254)
     assert settings.object_store_memory == 64 << 20
     assert (settings.objects_max, settings.tasks_max) == (1 << 22, 1 << 21)
+    free = min(level.limit - level.used for level in config.memory_levels())
+    assert 0 <= settings.memory <= free + (1 << 30)
+    assert (settings.memory % (1 << 20), settings.memory_threshold) == (0, 0.95)
     assert (settings.spin_us, settings.log_to_driver, settings.trace) == (100, True, False)
 
 
@@ -113,6 +116,9 @@ def test_flags_are_words(monkeypatch, text, value):
         ("object_store_memory", "lots", "is not a size"),
         ("object_store_memory", 1, "must be from"),
         ("object_store_memory", 1 << 60, "must be from"),
+        ("memory", "much", "is not a size"),
+        ("memory_threshold", 1.5, "from 0 to 1"),
+        ("memory_threshold", "high", "number from 0 to 1"),
         ("clients_max", 8193, "from 3 to 8192"),
         ("objects_max", 1, "must be from"),
         ("tasks_max", [], "whole number"),

@@ -20,7 +20,7 @@ LONGER = {
     "src/fastrt/_core/objects/handles.pyx": 640,  # the handle and all ways to give it up: one class
     "src/fastrt/_core/refcounts/refcount.pyx": 664,  # the table of references: one class
     "src/fastrt/_core/tasks/actors.pyx": 620,  # the table of actors: all moves of one state machine
-    "src/fastrt/config.py": 720,  # all settings, and the measurements of the machine that their defaults need
+    "src/fastrt/config.py": 790,  # all settings, and the measurements of the machine that their defaults need
     "src/fastrt/store/client.py": 665,  # the store's public face
     "src/fastrt/store/messages.py": 700,  # one record for each message
 }

@@ -48,6 +48,7 @@ LABELS_MAX, LABEL_NAME_MAX = 64, 128  # labels of one node; characters of a labe
 RESOURCE_PARTS = 10_000  # amounts are counted in whole parts of 1/10,000, so that sums are exact
 _RESOURCE_NAME_MAX = 100
 _RESOURCE_MOST = 10**9
+_BYTES_MOST = 1 << 46
 _ROUNDING = 1e-9
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -61,6 +62,10 @@ class Config:
             allowed only for a node of a cluster; its tasks then run on other nodes.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
+        memory: bytes that tasks and actors with the option `memory=` share; accepts "2GiB"; default: the memory that
+            is available to this process, by the machine and its cgroups, less object_store_memory.
+        memory_threshold: the share of the machine's memory, or of a cgroup's limit, from which on the daemon ends a
+            worker that uses much of it, before the kernel ends one: 0.95 for 95 %. 0 or 1: it never does.
         populate_bytes: free memory of the store that the daemon makes ready in the background, so that the first puts
             run at full speed; never more than leaves half of the machine's memory, and half of the cgroup's limit,
             free. 0: only 64 MiB.
@@ -109,6 +114,8 @@ class Config:
 
     num_workers: int
     object_store_memory: int
+    memory: int
+    memory_threshold: float
     populate_bytes: int
     huge_pages: bool
     numa: str
@@ -292,6 +299,8 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
             raise _refuse(source, name, "a resource's name must not contain @: placement groups use it")
         if name.upper() == "CPU":
             raise _refuse(source, dict(value), "CPUs are not set in resources: say num_cpus")
+        if name == "memory":
+            raise _refuse(source, dict(value), "memory is not set in resources: say memory")
         checked = read_amount(f"{source}[{name!r}]", amount)
         if checked or name.upper() == "GPU" or name in RESOURCES:  # 0: those that are found are not for tasks
             found["GPU" if name.upper() == "GPU" else name] = checked
@@ -359,6 +368,17 @@ def read_amount(source: str, value: Any) -> float:
     return float(value)
 
 
+def read_memory(source: str, value: Any) -> int:
+    """Check an amount of memory, and return it in whole bytes.
+
+    Raises:
+        ConfigError: it is no number from 0 to 64 TiB.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _BYTES_MOST:
+        raise _refuse(source, value, f"must be a number of bytes from 0 to {_BYTES_MOST}")
+    return int(value)
+
+
 def cpu_count() -> int:
     """Count the CPUs that this process may use: affinity, then the cgroup's quota rounded up.
 
@@ -391,6 +411,12 @@ def default_store_bytes() -> int:
             "(docker run --shm-size=1g)"
         )
     return store
+
+
+def _default_memory(store: int) -> int:
+    """Choose the memory for tasks and actors: what the machine and the cgroups leave, less the store; whole MiB."""
+    free = min(level.limit - level.used for level in memory_levels())
+    return max(0, free - store) >> 20 << 20
 
 
 def default_runtime_dir() -> Path:
@@ -445,6 +471,8 @@ def _default(name: str, values: Mapping[str, Any]) -> Any:
     """Return a setting's default; `values` are those of the settings before it."""
     if name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return _dense(values.get("num_workers", 1))
+    if name == "memory":
+        return _default_memory(values.get("object_store_memory", 0))
     return _SETTINGS[name].default()
 
 
@@ -481,7 +509,7 @@ def _size_from(low: int) -> Callable[[str, Any], int]:
                 value = parse_bytes(value)
             except ConfigError as exc:
                 raise ConfigError(f"{source}: {exc}") from None
-        return _integer(low, 1 << 46)(source, value)
+        return _integer(low, _BYTES_MOST)(source, value)
 
     return read
 
@@ -554,6 +582,16 @@ def _seconds(source: str, value: Any) -> float:
     return number
 
 
+def _share(source: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        raise _refuse(source, value, "must be a number from 0 to 1") from None
+    if not 0 <= number <= 1:
+        raise _refuse(source, value, "must be from 0 to 1")
+    return number
+
+
 def _url(source: str, value: Any) -> str:
     if not isinstance(value, str) or (value and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\0\n]+", value)):
         raise _refuse(source, value, "must be a URL such as s3://bucket/prefix")
@@ -579,6 +617,8 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size_from(STORE_BYTES_MIN), default_store_bytes),
+    "memory": _Setting(_size_from(0), lambda: 0),  # `_default` measures it
+    "memory_threshold": _Setting(_share, lambda: 0.95),
     "populate_bytes": _Setting(_size_from(0), lambda: _POPULATE_BYTES),
     "huge_pages": _Setting(_flag, lambda: True),
     "numa": _Setting(_one_of("interleave", "local"), lambda: "interleave"),
@@ -647,15 +687,24 @@ def cgroup_memory_bytes(root: Path | None = None) -> int | None:
     )
 
 
-def spare_memory(root: Path | None = None) -> int:
-    """Bytes that can be used while half of the machine's memory, and half of each cgroup's limit, stays free.
+@dataclass(frozen=True)
+class MemoryLevel:
+    """A limit of memory that concerns this process, and how much of it is used.
 
-    Args:
-        root: as for `cgroup_cpus`.
-    Returns:
-        0 if it is used already. Pages of files that the kernel can drop at once count as free.
+    Attributes:
+        where: "this machine", or the cgroup's folder.
+        used, limit: bytes; pages of files that the kernel can drop at once are not counted as used.
     """
-    spare = [_meminfo_bytes("MemAvailable", root) - _meminfo_bytes("MemTotal", root) // 2]
+
+    where: str
+    used: int
+    limit: int
+
+
+def memory_levels(root: Path | None = None) -> list[MemoryLevel]:
+    """Return the machine's memory, and that of each cgroup with a limit; `root` is as for `cgroup_cpus`."""
+    total = _meminfo_bytes("MemTotal", root)
+    levels = [MemoryLevel("this machine", total - _meminfo_bytes("MemAvailable", root), total)]
     version1 = [*_cgroup_dirs("memory", root), _cgroup_root(root) / "memory"]
     for folder, limit_file, usage_file in [
         *[(folder, "memory.max", "memory.current") for folder in _cgroup_dirs("", root)],
@@ -665,8 +714,19 @@ def spare_memory(root: Path | None = None) -> int:
         if limit is not None:
             stat = dict(line.split()[:2] for text in _read_all(folder / "memory.stat") for line in text.splitlines())
             used = (_least(folder / usage_file) or 0) - int(stat.get("inactive_file", 0))
-            spare.append(limit // 2 - used)
-    return max(0, min(spare))
+            levels.append(MemoryLevel(str(folder), used, limit))
+    return levels
+
+
+def spare_memory(root: Path | None = None) -> int:
+    """Bytes that can be used while half of the machine's memory, and half of each cgroup's limit, stays free.
+
+    Args:
+        root: as for `cgroup_cpus`.
+    Returns:
+        0 if it is used already. Pages of files that the kernel can drop at once count as free.
+    """
+    return max(0, min(level.limit // 2 - level.used for level in memory_levels(root)))
 
 
 def cgroup_processes(root: Path | None = None) -> tuple[int | None, int]:

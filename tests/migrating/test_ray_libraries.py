@@ -14,7 +14,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("program", ["modin_frames", "hamilton_graph", "evotorch_search"])
+@pytest.mark.parametrize("program", ["modin_frames", "hamilton_graph", "evotorch_search", "daft_query"])
 def test_program_of_another_library_prints_the_same_on_ray(program, runtime_dir):
     env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
     command = [sys.executable, BENCH / "compare_ray_libraries.py", "--rounds", "1", program]

@@ -9,6 +9,7 @@ import pytest
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
 from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError
+from support.amounts import counted
 from support.cluster import RunningNode, two_nodes
 
 
@@ -383,7 +384,7 @@ def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, w
     with pytest.raises(ActorDiedError, match="its placement group was removed"):
         wait_until(lambda: get(actor.add.remote()) < 0, "the other node to be told")
     fastrt.remove_placement_group(late)
-    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
+    wait_until(lambda: counted(fastrt.available_resources()) == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
 
 
 def test_placement_groups_are_found_by_name_on_every_node(runtime, two, wait_until):

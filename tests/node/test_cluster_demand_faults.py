@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import fastrt
+from support.amounts import counted
 
 pytestmark = pytest.mark.long
 MORE = ("--num-workers", "2", "--resources", '{"gpu": 1}')
@@ -44,14 +45,16 @@ def test_gpu_is_never_used_twice_and_no_task_is_lost(pair, tmp_path, wait_until,
         refs += [alone.remote(str(tmp_path / "gpu"), k) for k in range(len(refs), len(refs) + 20)]
         wait_until(lambda victim=victim, dead=dead: victim.child(module) not in (None, dead), "another", 30)
     assert fastrt.get(refs, timeout=60) == list(range(len(refs)))
-    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "GPU": 1.0}, "everything to be free again", 30)
+    wait_until(
+        lambda: counted(fastrt.available_resources()) == {"CPU": 3.0, "GPU": 1.0}, "everything to be free again", 30
+    )
 
 
 def test_lost_nodes_tasks_wait_for_the_next_that_has_what_they_need(pair, start, tmp_path, wait_until):
     refs = [alone.remote(str(tmp_path / "gpu"), k) for k in range(100)]
     fastrt.wait(refs, num_returns=10, timeout=30)
     pair[1].kill()
-    wait_until(lambda: fastrt.cluster_resources() == {"CPU": 1.0}, "the loss to be known", 30)
+    wait_until(lambda: counted(fastrt.cluster_resources()) == {"CPU": 1.0}, "the loss to be known", 30)
     assert fastrt.wait(refs, num_returns=len(refs), timeout=0.2)[1]
     start("--address", pair[0].head, "--name", "three", *MORE)
     assert fastrt.get(refs, timeout=60) == list(range(100))
@@ -69,7 +72,7 @@ def test_next_head_knows_all_nodes_and_what_is_in_use_there(pair, start, tmp_pat
     dead = pair[0].kill_child("fastrt.cluster.head")
     wait_until(lambda: pair[0].child("fastrt.cluster.head") not in (None, dead), "another head", 30)
     start("--address", pair[0].head, "--name", "three", *MORE)
-    wait_until(lambda: fastrt.cluster_resources() == {"CPU": 5.0, "GPU": 2.0}, "all three", 30)
+    wait_until(lambda: counted(fastrt.cluster_resources()) == {"CPU": 5.0, "GPU": 2.0}, "all three", 30)
     wait_until(lambda: fastrt.available_resources().get("GPU") == 1.0, "what is in use", 30)
     assert fastrt.get([alone.remote(str(tmp_path / "gpu"), k) for k in range(10)], timeout=30) == list(range(10))
     (tmp_path / "gate").touch()

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 import fastrt
+from support.amounts import counted
 from support.cluster import two_nodes
 
 
@@ -56,13 +57,16 @@ def two(rt, wait_until):
 
 
 def test_nodes_and_resources_are_listed(one, two, wait_until):
-    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}, "an idle cluster")
-    assert fastrt.cluster_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}
+    wait_until(
+        lambda: counted(fastrt.available_resources()) == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}, "an idle cluster"
+    )
+    assert counted(fastrt.cluster_resources()) == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}
     about = {"Alive": True, "NodeID": one, "NodeName": "one", "IsHere": True, "Labels": {"ray.io/node-id": one}}
     labels = {"ray.io/node-id": two}
     cpu = {"CPU": 1.0}
     there = {"CPU": 2.0, "GPU": 1.0, "seat": 3.0}
-    assert fastrt.nodes() == [
+    nodes = [{**row, **{key: counted(row[key]) for key in ("Resources", "Available")}} for row in fastrt.nodes()]
+    assert nodes == [
         {**about, "Resources": cpu, "Available": cpu},
         {
             "Alive": True,
@@ -75,7 +79,7 @@ def test_nodes_and_resources_are_listed(one, two, wait_until):
         },
     ]
     assert set(fastrt.get(fastrt.remote(fastrt.cluster_resources).options(num_gpus=1).remote(), timeout=30)) == {
-        "CPU", "GPU", "seat"
+        "CPU", "GPU", "memory", "seat"
     }  # fmt: skip
 
 
@@ -120,7 +124,7 @@ def test_what_is_in_use_elsewhere_is_told(two, tmp_path, wait_until):
             threading.Event().wait(0.005)
 
     ref = hold.remote(str(tmp_path / "gate"))
-    wait_until(lambda: fastrt.available_resources() == {"CPU": 2.0, "seat": 1.5}, "what it takes to be told")
+    wait_until(lambda: counted(fastrt.available_resources()) == {"CPU": 2.0, "seat": 1.5}, "what it takes to be told")
     (tmp_path / "gate").touch()
     fastrt.get(ref, timeout=30)
     wait_until(lambda: fastrt.available_resources().get("seat") == 3.0, "what it took to be free")

@@ -9,6 +9,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import ActorDiedError, WorkerCrashedError
+from support.amounts import counted as without_memory
 from support.cluster import two_nodes
 
 SOFT = fastrt.NodeAffinity("two", soft=True)
@@ -209,7 +210,7 @@ def test_handles_are_read_on_another_node(rt, tmp_path, where):
 
 
 def test_everything_is_given_back(rt, wait_until):
-    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0}, "everything to be free")
+    wait_until(lambda: without_memory(fastrt.available_resources()) == {"CPU": 3.0}, "everything to be free")
 
 
 def test_lost_node_leaves_what_came_and_the_next_attempt_goes_on(nodes, runtime, tmp_path):

@@ -23,6 +23,7 @@ from fastrt._core.tasks import admission as core_admission
 from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.uplink import Uplink
+from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.janitor import Janitor
 from fastrt.node.kept import KeptObjectTable
@@ -303,7 +304,14 @@ class Node:
         self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
         self.members: dict[int, Member] = {}
         self.admission = SimAdmission(
-            self.store, cpus, {}, {}, True, self._runs_here, lambda slot: False, lambda: None, self.world.say
+            self.store,
+            {"CPU": cpus * RESOURCE_PARTS},
+            {},
+            True,
+            self._runs_here,
+            lambda slot: False,
+            lambda: None,
+            self.world.say,
         )
         self._seen = 0
         self._in_step = False

@@ -71,8 +71,6 @@ def status_of(section, name):
 
 
 def _status_of_option(kind, name):
-    if name == "memory":
-        return NO_EFFECT
     if name in OPTIONS[kind] or name in ("accelerator_type", "placement_group") or name.startswith("placement_group_"):
         return None
     assert name in OF_RAY[kind], f"{name!r} is an option of Ray's {kind}; fastrt neither takes nor refuses it"

@@ -7,6 +7,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import ActorDiedError
+from support.amounts import counted
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def get(refs):
 
 
 def is_free(**amounts):
-    return fastrt.available_resources() == {"CPU": 2.0, "license": 2.0, **amounts}
+    return counted(fastrt.available_resources()) == {"CPU": 2.0, "license": 2.0, **amounts}
 
 
 def test_actor_holds_what_it_demands_while_it_lives(rt, wait_until):
@@ -40,7 +41,7 @@ def test_actor_holds_what_it_demands_while_it_lives(rt, wait_until):
     assert is_free(license=0.5)
     small = Licensed.options(resources={"license": 0.5}, num_cpus=0.5).remote()
     get(small.pid.remote())
-    assert fastrt.available_resources() == {"CPU": 1.5}
+    assert counted(fastrt.available_resources()) == {"CPU": 1.5}
     second = Licensed.options(max_restarts=1).remote()
     waiting = second.pid.remote()
     assert fastrt.wait([waiting], timeout=0)[0] == []
@@ -58,7 +59,7 @@ def test_actor_holds_what_it_demands_while_it_lives(rt, wait_until):
 def test_actors_and_tasks_wait_for_each_other_but_leave_a_worker_to_plain_tasks(rt, wait_until):
     both = [Licensed.options(num_cpus=1, resources=None).remote() for _ in range(2)]
     assert len(set(get([actor.pid.remote() for actor in both]))) == 2
-    assert fastrt.available_resources() == {"license": 2.0}
+    assert counted(fastrt.available_resources()) == {"license": 2.0}
     assert get([one.remote() for _ in range(20)]) == [1] * 20
     task = one.options(num_cpus=0.5).remote()
     assert fastrt.wait([task], timeout=0)[0] == []
@@ -79,7 +80,7 @@ def test_what_no_node_has_is_told_by_every_call(rt):
         ({"resources": {"CPU": 1}}, ValueError, "say num_cpus"),
         ({"scheduling": 3}, TypeError, "scheduling is 3; it must be 'spread', 'pack', a node's name"),
         ({"scheduling": "spread", "scheduling_strategy": "SPREAD"}, TypeError, "two names for one option"),
-        ({"memory": -1}, ValueError, "memory is -1"),
+        ({"memory": -1}, ValueError, "memory=-1: must be a number of bytes"),
     ],
 )
 def test_wrong_demands_are_refused_at_once(options, error, text):

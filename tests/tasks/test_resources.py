@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 import fastrt
+from fastrt.errors import InfeasibleTaskError
+
+MEMORY = 1 << 30
 
 
 @pytest.fixture(scope="module")
 def rt(runtime_dir):
     folders = {"runtime_dir": runtime_dir, "spill_dir": runtime_dir.parent / "spill"}
-    with fastrt.init(2, "64MiB", resources={"gpu": 1, "seat": 1.5}, **folders) as runtime:
+    with fastrt.init(2, "64MiB", memory=MEMORY, resources={"gpu": 1, "seat": 1.5}, **folders) as runtime:
         yield runtime
 
 
@@ -180,7 +183,10 @@ def test_many_tasks_use_one_gpu_in_turn(rt, tmp_path):
 
 def test_what_nothing_here_has_is_refused_at_once_in_words(rt):
     for options, words in (
-        ({"num_cpus": 3}, "'add' demands CPU 3, which no node has .this node: CPU 2, GPU 1, seat 1.5."),
+        (
+            {"num_cpus": 3},
+            "'add' demands CPU 3, which no node has .this node: CPU 2, GPU 1, memory 1,024.0 MiB, seat 1.5.",
+        ),
         ({"num_gpus": 2}, "demands CPU 1, GPU 2"),
         ({"resources": {"moon": 1}}, "demands CPU 1, moon 1"),
         ({"scheduling": "elsewhere"}, "demands CPU 1 on node 'elsewhere'"),
@@ -228,3 +234,39 @@ def test_demands_survive_options_and_pickle(rt):
     assert fastrt.get(submit.remote(needy)) == (2, needy._demand)
     assert needy._demand is not None
     assert add.options(num_cpus=1)._demand is add._demand is None
+
+
+def test_memory_is_counted_in_bytes_and_admits_the_tasks_that_fit(rt, wait_until):
+    half = fastrt.remote(memory=600 << 20)(fastrt.available_resources)
+    wait_until(lambda: fastrt.available_resources()["memory"] == MEMORY, "the memory to be free")
+    assert fastrt.cluster_resources()["memory"] == MEMORY
+    assert {found["memory"] for found in fastrt.get([half.remote(), half.remote()])} == {MEMORY - (600 << 20)}
+    with pytest.raises(InfeasibleTaskError, match=r"memory 2,048.0 MiB, which no node has .*memory 1,024.0 MiB"):
+        fastrt.get(half.options(memory=2 << 30).remote())
+    with pytest.raises(ValueError, match="memory is not set in resources: say memory"):
+        half.options(resources={"memory": 1}).remote()
+
+
+def test_actor_and_bundle_take_memory_while_they_exist(rt, wait_until):
+    group = fastrt.placement_group([{"CPU": 1, "memory": 100 << 20}])
+    assert group.wait(30)
+    actor = fastrt.remote(memory=50 << 20)(dict).remote()
+    wait_until(lambda: fastrt.available_resources()["memory"] == MEMORY - (150 << 20), "the memory that both take")
+    inside = fastrt.PlacementGroupSchedulingStrategy(group, 0)
+    assert fastrt.get(fastrt.remote(memory=100 << 20, scheduling_strategy=inside)(abs).remote(-1)) == 1
+    with pytest.raises(ValueError, match=r"memory 200\.0 MiB is demanded of a placement group"):
+        fastrt.remote(memory=200 << 20, scheduling_strategy=inside)(abs).remote(-1)
+    fastrt.kill(actor)
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: fastrt.available_resources()["memory"] == MEMORY, "the memory to be free")
+
+
+def test_node_has_the_resources_that_ray_gives_each_node(rt):
+    found = fastrt.cluster_resources(implied=True)
+    (address,) = [name for name in found if name.startswith("node:") and name != "node:__internal_head__"]
+    assert found[address] == found["node:__internal_head__"] == 1
+    assert found["object_store_memory"] == 64 << 20
+    assert fastrt.available_resources(implied=True)["object_store_memory"] <= 64 << 20
+    assert not [name for name in fastrt.cluster_resources() if "node:" in name or "store" in name]
+    here = fastrt.remote(resources={address: 0.01, "node:__internal_head__": 0.01})(abs)
+    assert fastrt.get(here.remote(-3)) == 3

@@ -17,7 +17,7 @@ _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 _SECRET_FILES = ("_FILE", "_TLS_KEY")  # these name a file, which is no secret
 # Variables that are neither settings of a runtime nor options of `fastrt start`: name -> default and meaning.
 _OTHERS = {"FASTRT_FULL_TRACEBACK": ("0", "errors show the frames of fastrt too")}
-_SIZES = ("object_store_memory", "lineage_bytes", "keep_bytes", "log_rate", "log_bytes")
+_SIZES = ("object_store_memory", "memory", "lineage_bytes", "keep_bytes", "log_rate", "log_bytes")
 
 
 @click.command(short_help="Show every setting, its value and its origin.")

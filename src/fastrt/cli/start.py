@@ -44,6 +44,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--resources", help='Other resources that tasks may request, as JSON: {"gpu": 1}.')
 @_option("--labels", help="Labels that a label_selector can ask for: zone=north,disk=fast.")
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
+@_option("--memory", help="Memory for tasks and actors that request some; default: the available memory.")
 @_option("--token", help="The token itself. Other users may see it: prefer --token-file or FASTRT_TOKEN.")
 @_option("--token-file", type=_file, help="A file with the cluster's token; default: the head creates one.")
 @_option("--tls-cert", type=_file, help="PEM file for programs in other languages: the services' certificate chain.")
@@ -131,7 +132,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     listen = f"{given['host']}:{given['port']}"
-    settings = {name: given[name] for name in ("num_workers", "resources", "labels", "object_store_memory")}
+    settings = {name: given[name] for name in ("num_workers", "resources", "labels", "object_store_memory", "memory")}
     if given["num_gpus"] is not None:
         settings["resources"] = {**read_resources("--resources", given["resources"] or {}), "GPU": given["num_gpus"]}
     config = Config.load(**settings)

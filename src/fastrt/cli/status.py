@@ -150,6 +150,8 @@ def _show(sessions: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from fastrt.tasks.resources import shown_amount
+
     console = Console()
     for session in sessions:
         if "error" in session:
@@ -182,7 +184,10 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             nodes.add_column(name)
         for about in session.get("nodes", ()):
             free, total = about["Available"], about["Resources"]
-            has = ", ".join(f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in sorted(total.items()))
+            has = ", ".join(
+                f"{name} {shown_amount(name, free.get(name, 0))} of {shown_amount(name, amount)}"
+                for name, amount in sorted(total.items())
+            )
             nodes.add_row(about["NodeID"][:8], escape(about["NodeName"]), escape(has))
         console.print(nodes)
         processes = Table(box=box.SIMPLE)

@@ -15,7 +15,7 @@ _NAME_MAX = 256
 _WORKERS_MAX = 1 << 10
 _QUEUED_MAX = 1 << 26  # tasks_max is at most this
 _RESOURCES_MAX = 1 << 14  # placement groups add some for each bundle
-_PARTS_MAX = 10**13  # 10^9, in parts of 1/10000
+_PARTS_MAX = 10**4 << 46  # 64 TiB of memory, in parts of 1/10000
 
 
 def _addresses(report: Any) -> tuple[str, str, str]:

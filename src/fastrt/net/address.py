@@ -90,6 +90,14 @@ def own_host_toward(address: str) -> str:
     return _own_host_toward(*split_address(address))
 
 
+def own_address() -> str:
+    """Return the IP address by which other machines reach this one; 127.0.0.1 if it has no network."""
+    try:
+        return _own_host_toward(*_DOCUMENTATION)
+    except OSError:
+        return _first_own_address()
+
+
 def reachable(address: str, toward: str | None = None) -> str:
     """Return the address by which other machines reach a server that listens on all addresses of this machine.
 

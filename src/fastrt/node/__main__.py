@@ -1,7 +1,8 @@
 """The daemon's process: `python -m fastrt.node SETTINGS`, started by `fastrt.runtime`.
 
 SETTINGS is JSON: config (settings by name), bootstrap_fd, zygote_fd, zygote_is_new (no daemon has used it), session
-(sys_path, preload), adopt (the segment of a session whose daemon died, or null), cluster (whether it is a node of one).
+(sys_path, preload), adopt (the segment of a session whose daemon died, or null), cluster (whether it is a node of one),
+is_head (whether it is the node with the head, or not in a cluster).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> None:
         config = Config.load(**settings["config"])
         most = config.clients_dense - 2  # the daemon and a driver need slots, too
         pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, most, settings["zygote_is_new"])
-        daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"])
+        daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"], settings["is_head"])
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         sys.exit(1)

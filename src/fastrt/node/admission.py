@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_WORKER, Client, table
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, admission
 from fastrt._core.tasks import tasks as core
-from fastrt.config import RESOURCE_PARTS
+from fastrt.config import RESOURCE_PARTS, Config
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
+from fastrt.net.address import own_address
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey, pair_of
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
@@ -42,7 +44,7 @@ from fastrt.store.messages import (
 )
 from fastrt.tasks.actor_handle import kill_in
 from fastrt.tasks.labels import is_selector, labels_of
-from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
+from fastrt.tasks.resources import CPU, HEAD, MEMORY, NODE, STORE_MEMORY, Demand, group_of, parts_of
 
 _NAP_S = 1.0
 _DEMANDS_MAX = 1000  # different ones, in one answer
@@ -62,7 +64,7 @@ class Admission:
 
     Args:
         store: the daemon's own attachment.
-        cpus, resources: the resources of this node.
+        total: parts of the resources of this node by name.
         labels: of this node.
         cluster: whether the node has an uplink, or will have one.
         runs_here: whether a client, given its slot, runs the tasks that it claims; an uplink forwards them instead.
@@ -74,8 +76,7 @@ class Admission:
     def __init__(
         self,
         store: Store,
-        cpus: int,
-        resources: Mapping[str, float],
+        total: Mapping[str, int],
         labels: Mapping[str, str],
         cluster: bool,
         runs_here: Callable[[int], bool],
@@ -88,7 +89,6 @@ class Admission:
         self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
         self._start_actors = start_actors
         self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
-        total = dict(parts_of({CPU: cpus, **resources}))
         session = self._client.segment.session
         self.placing = Placing(session, total, cluster, labels_of(session, labels))
         self.groups = Groups(self.placing)
@@ -253,6 +253,9 @@ class Admission:
         """This node and the others, for people."""
         placing = self.placing
         free = free_of(self._client, placing.total, *self._state())
+        if STORE_MEMORY in free:
+            used, _, most = arena.room(self._client)
+            free[STORE_MEMORY] = (most - used) * RESOURCE_PARTS
         here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
         return NodeList(here, list(placing.views.values()))
 
@@ -551,6 +554,15 @@ class Admission:
 def _key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
     """The key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
     return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)
+
+
+def resources_of(config: Config, is_head: bool) -> dict[str, int]:
+    """Return the parts of a node's resources by name, with those that each node has under names of Ray."""
+    amounts: dict[str, float] = {CPU: config.num_workers}
+    if config.num_workers:
+        amounts |= {MEMORY: config.memory, STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
+        amounts |= {**({HEAD: 1} if is_head else {}), **config.resources}
+    return dict(parts_of(amounts))
 
 
 def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:

@@ -28,7 +28,7 @@ from fastrt.config import Config
 from fastrt.errors import LockStuck
 from fastrt.folders import private_folder
 from fastrt.node.actors import Actors
-from fastrt.node.admission import Admission
+from fastrt.node.admission import Admission, resources_of
 from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.kept import KeptObjectTable
@@ -113,10 +113,17 @@ class Daemon:
         session: settings of the workers that the starter chose: sys_path, preload.
         adopt: the segment of a session whose daemon died; None for a new session.
         cluster: whether the session is a node of a cluster.
+        is_head: whether it is the node with the head, or not in a cluster.
     """
 
     def __init__(
-        self, config: Config, pool: Pool, session: dict[str, Any], adopt: str | None = None, cluster: bool = False
+        self,
+        config: Config,
+        pool: Pool,
+        session: dict[str, Any],
+        adopt: str | None = None,
+        cluster: bool = False,
+        is_head: bool = True,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -140,8 +147,8 @@ class Daemon:
             self._selector, self._members, config, lambda: self._admission.uplink, self._segment.session, self._about
         )
         self._admission = Admission(
-            self._store(), config.num_workers, config.resources if config.num_workers else {}, config.labels, cluster,
-            self._runs_tasks, self._is_blocked, self._want_actors, self._output.log,
+            self._store(), resources_of(config, is_head), config.labels, cluster, self._runs_tasks, self._is_blocked,
+            self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(

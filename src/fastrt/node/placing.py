@@ -26,7 +26,7 @@ from fastrt.node.keys import BundleKey, Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import DemandRow, NodeRow
 from fastrt.tasks.labels import ENDLESS, is_selector, matches
-from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, device_amounts, given_by, group_of, in_words
+from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, device_amounts, given_by, group_of, in_words, is_implied
 
 _PATIENCE = 256
 _SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
@@ -371,7 +371,11 @@ class Placing:
     def shortage(self, demand: Demand) -> str:
         """Say what a demand asks for that no node has, and what the nodes have."""
         there = [(self.name or "this node", self.total), *((view.name, view.total) for view in self.views.values())]
-        nodes = "; ".join(f"{name}: {in_words(total)}" for name, total in there)
+        named = {name for name, _ in demand.amounts}
+        nodes = "; ".join(
+            f"{node}: {in_words({name: n for name, n in total.items() if name in named or not is_implied(name)})}"
+            for node, total in there
+        )
         wanted = in_words(dict(demand.amounts)) + (f" on node {demand.node!r}" if demand.node else "")
         return f"{wanted}, which no node has ({nodes})"
 

@@ -37,7 +37,7 @@ from fastrt.store import join
 from fastrt.store.client import Store
 from fastrt.store.messages import ListNodes, NodeList, NodeRow
 from fastrt.tasks.labels import is_selector
-from fastrt.tasks.resources import INSIDE
+from fastrt.tasks.resources import INSIDE, is_implied
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FUNCTIONS_MAX = 100  # functions with series of their own
@@ -110,7 +110,8 @@ class SessionCollector(Collector):
         for row in nodes[:1]:
             for kind, parts in (("total", row.total), ("free", row.free)):
                 for resource, amount in parts.items():
-                    if INSIDE not in resource and not is_selector(resource):  # amounts of groups are part of the node's
+                    # Amounts of groups are part of the node's.
+                    if INSIDE not in resource and not is_selector(resource) and not is_implied(resource):
                         amounts.add_metric([resource, kind], amount / RESOURCE_PARTS)
         yield amounts
 

@@ -25,9 +25,8 @@ from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.runtime_context import get_runtime_context
 from fastrt.ray.session import COMMIT as __commit__
 from fastrt.ray.session import VERSION as __version__
-from fastrt.ray.session import init, nodes
+from fastrt.ray.session import available_resources, cluster_resources, init, nodes
 from fastrt.runtime.driver import is_initialized, shutdown
-from fastrt.runtime.nodes import available_resources, cluster_resources
 from fastrt.store.client import get, put, wait
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef

@@ -18,18 +18,19 @@ from fastrt.runtime import nodes as runtime_nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.tasks.resources import HEAD, NODE
 
 VERSION = "2.60.0"  # of the Ray whose names these are
 COMMIT = "fastrt"
 
 # Options of `ray.init` that fastrt has under another name.
-_RENAMED = {"object_spilling_directory": "spill_dir"}
+_RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
 # Options without a meaning here: they change no result.
 WITHOUT_MEANING = (
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
     "proxy_server_url", "_metrics_export_port", "_system_config", "_enable_object_reconstruction", "_node_name",
     "_redis_max_memory", "_redis_username", "_redis_password", "_tracing_startup_hook", "_plasma_directory",
-    "_driver_object_store_memory", "_temp_dir", "_node_ip_address", "_memory",
+    "_driver_object_store_memory", "_temp_dir", "_node_ip_address",
 )  # fmt: skip
 REASONS = {
     "job_config": "a job has no settings beside those of init",
@@ -186,20 +187,45 @@ def init(
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the cluster as `fastrt.nodes` does, with the names of Ray's further fields.
+    """Return the nodes of the cluster as `fastrt.nodes` does, with Ray's further resources and fields.
 
-    NodeManagerAddress and NodeManagerHostname are those of this machine for this node, and the node's name for others.
+    Source:
+        The semantics of `ray.nodes`.
     """
-    ip, host = get_node_ip_address(), platform.node()
+    host = platform.node()
     return [
         {
             **row,
             "alive": row["Alive"],
-            "NodeManagerAddress": ip if row["IsHere"] else row["NodeName"],
+            "NodeManagerAddress": _address_in(row["Resources"]) or row["NodeName"],
             "NodeManagerHostname": host if row["IsHere"] else row["NodeName"],
         }
-        for row in runtime_nodes.nodes()
+        for row in runtime_nodes.nodes(implied=True)
     ]
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return the resources of all nodes together, with those that Ray gives each node.
+
+    Source:
+        The semantics of `ray.cluster_resources`.
+    """
+    return runtime_nodes.cluster_resources(implied=True)
+
+
+def available_resources() -> dict[str, float]:
+    """Return the part of `cluster_resources` that is not in use.
+
+    Source:
+        The semantics of `ray.available_resources`.
+    """
+    return runtime_nodes.available_resources(implied=True)
+
+
+def _address_in(resources: Mapping[str, float]) -> str:
+    """The IP address of the node with these resources; empty: it has no workers, or runs in local mode."""
+    found = (name.removeprefix(NODE) for name in resources if name.startswith(NODE) and name != HEAD)
+    return next(found, "")
 
 
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:

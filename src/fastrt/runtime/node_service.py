@@ -115,7 +115,7 @@ class Node:
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._runtime = start(options.config, cluster=True) if runtime is None else runtime
+        self._runtime = start(options.config, True, options.head is None) if runtime is None else runtime
         self.session = self._runtime.session
         self.socket_path = self._runtime.socket_path
         # Where each process serves: first the configured address, then the one it had before.

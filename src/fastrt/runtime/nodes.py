@@ -12,32 +12,36 @@ from fastrt.store import engine as engines
 from fastrt.store import join
 from fastrt.store.messages import DemandList, ListDemand, ListNodes, NodeList, NodeRow
 from fastrt.tasks.labels import is_selector, selector_of
-from fastrt.tasks.resources import INSIDE
+from fastrt.tasks.resources import INSIDE, is_implied
 
 
-def nodes() -> list[dict[str, Any]]:
+def nodes(implied: bool = False) -> list[dict[str, Any]]:
     """The nodes of the cluster, this one first.
 
+    Args:
+        implied: with the resources that each node has under names of Ray: `object_store_memory` in bytes,
+            `node:<IP address>`, and on the head's node `node:__internal_head__`.
     Returns:
         A dict for each: NodeID (for `scheduling=`), NodeName, Alive (True: a node that is lost is not listed),
-        Resources and Available (amounts by name), Labels, IsHere. Amounts available on other nodes are a moment old.
+        Resources and Available (amounts by name; memory in bytes), Labels, IsHere. Amounts available on other
+        nodes are a moment old.
     Raises:
         AttachError: the daemon does not answer.
     Source:
         The semantics of `ray.nodes`.
     """
     other = engines.current()
-    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path, True)
+    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path, True, implied)
 
 
-def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
-    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`.
+def nodes_at(socket_path: str, patient: bool = False, implied: bool = False) -> list[dict[str, Any]]:
+    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`, `implied` as for `nodes`.
 
     Raises:
         AttachError: the daemon does not answer.
     """
     answer = join.inquire(socket_path, ListNodes(), NodeList, patient=patient)
-    return [_about(row, k == 0) for k, row in enumerate([answer.here, *answer.others])]
+    return [_about(row, k == 0, implied) for k, row in enumerate([answer.here, *answer.others])]
 
 
 def waiting_demand() -> dict[str, Any]:
@@ -100,42 +104,46 @@ def _amounts(parts_of: Mapping[str, int]) -> dict[str, float]:
     return {name: parts / RESOURCE_PARTS for name, parts in parts_of.items() if not is_selector(name)}
 
 
-def cluster_resources() -> dict[str, float]:
-    """The resources of all nodes together, in amounts by name.
+def cluster_resources(implied: bool = False) -> dict[str, float]:
+    """The resources of all nodes together, in amounts by name; `implied` as for `nodes`.
 
     Raises:
         AttachError: the daemon does not answer.
     Source:
         The semantics of `ray.cluster_resources`.
     """
-    return _sum("Resources")
+    return _sum("Resources", implied)
 
 
-def available_resources() -> dict[str, float]:
-    """The part of `cluster_resources` that is not in use, without names whose amount is 0.
+def available_resources(implied: bool = False) -> dict[str, float]:
+    """The part of `cluster_resources` that is not in use, without names whose amount is 0; `implied` as for `nodes`.
 
     Raises:
         AttachError: the daemon does not answer.
     Source:
         The semantics of `ray.available_resources`.
     """
-    return {name: amount for name, amount in _sum("Available").items() if amount}
+    return {name: amount for name, amount in _sum("Available", implied).items() if amount}
 
 
-def _about(row: NodeRow, is_here: bool) -> dict[str, Any]:
+def _about(row: NodeRow, is_here: bool, implied: bool) -> dict[str, Any]:
     node, name, total, free, labels = row
     # Without the amounts of placement groups, which are part of the node's, and without the marks of selectors.
     amounts = [
-        {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key and not is_selector(key)}
+        {
+            key: parts / RESOURCE_PARTS
+            for key, parts in parts_of.items()
+            if INSIDE not in key and not is_selector(key) and (implied or not is_implied(key))
+        }
         for parts_of in (total, free)
     ]
     about = {"NodeID": node, "NodeName": name, "Alive": True, "IsHere": is_here}
     return {**about, "Resources": amounts[0], "Available": amounts[1], "Labels": dict(labels)}
 
 
-def _sum(which: str) -> dict[str, float]:
+def _sum(which: str, implied: bool) -> dict[str, float]:
     total: Counter[str] = Counter()
-    for node in nodes():
+    for node in nodes(implied):
         for name, amount in node[which].items():
             total[name] += round(amount * RESOURCE_PARTS)
     return {name: parts / RESOURCE_PARTS for name, parts in total.items()}

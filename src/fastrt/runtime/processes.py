@@ -43,11 +43,12 @@ class Processes:
     Args:
         config: the session's settings.
         cluster: whether it is a node of a cluster.
+        is_head: whether it is the node with the head, or not in a cluster.
     """
 
-    def __init__(self, config: Config, cluster: bool = False) -> None:
+    def __init__(self, config: Config, cluster: bool = False, is_head: bool = True) -> None:
         _occupy_standard_descriptors()
-        self._cluster = cluster
+        self._cluster, self._is_head = cluster, is_head
         self.socket_path = ""
         self.daemon: subprocess.Popen[bytes] | None = None
         self._config = config
@@ -120,6 +121,7 @@ class Processes:
             "zygote_is_new": self._zygote_is_new,
             "adopt": adopt,
             "cluster": self._cluster,
+            "is_head": self._is_head,
             "session": {
                 "sys_path": [p for p in sys.path if isinstance(p, str)],  # Python ignores other values
                 "preload": [*_PUBLIC, *(name for name in _PRELOAD if name in sys.modules)],

@@ -266,16 +266,17 @@ class Attached(Runtime):
             return False  # the daemon is gone
 
 
-def start(config: Config, cluster: bool = False) -> Embedded:
+def start(config: Config, cluster: bool = False, is_head: bool = True) -> Embedded:
     """Start a session for this process.
 
     Args:
         config: its settings.
         cluster: whether it is a node of a cluster.
+        is_head: whether it is the node with the head, or not in a cluster.
     Raises:
         FastrtError: it cannot start; the message says why.
     """
-    processes = Processes(config, cluster)
+    processes = Processes(config, cluster, is_head)
     try:
         processes.start_daemon()
         return Embedded(config, processes)

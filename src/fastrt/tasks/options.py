@@ -129,11 +129,6 @@ def _groups(name: str, value: Any) -> None:
         _CONCURRENCY.validate(f"{name}[{group!r}]", count)
 
 
-def _memory(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ValueError(f"{name} is {value!r}; it must be a number from 0 on")
-
-
 _CONCURRENCY = Option("a whole number", 1, CONCURRENCY_MAX)
 _RETRIES = Option("a whole number", -1, _RETRIES_MAX, default=0)
 _LIMIT = Option("a whole number", 1, _LIMIT_MAX, f"from 1 to {_LIMIT_MAX}, or -1 for no limit", number=-1)
@@ -158,7 +153,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "name": Option("text"),
         "priority": Option("a whole number", -PRIORITY_MAX, PRIORITY_MAX, default=0),
         "max_calls": Option("a whole number", 0, _CALLS_MAX, f"from 0 (any number) to {_CALLS_MAX}", default=0),
-        "memory": Option(check=_memory),
         **_OF_PROCESSES,
     },
     METHODS: {
@@ -177,7 +171,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "max_task_retries": _RETRIES,
         "max_concurrency": _CONCURRENCY,
         "concurrency_groups": Option(check=_groups),
-        "memory": Option(check=_memory),
         **_OF_PROCESSES,
     },
 }

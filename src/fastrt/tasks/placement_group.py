@@ -19,7 +19,7 @@ from typing import Any
 
 from fastrt._core.tasks import actors
 from fastrt._core.tasks.submission import TaskOptions, submit
-from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
+from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import client as store_client
 from fastrt.store import join, messages
@@ -33,6 +33,7 @@ from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import (
     CPU,
     GPU,
+    MEMORY,
     Amounts,
     Demand,
     Group,
@@ -387,12 +388,14 @@ def _amounts(bundle: Mapping[str, float]) -> Amounts:
     Raises:
         ValueError: an amount is invalid, or all are 0.
     """
-    others = {name: amount for name, amount in bundle.items() if str(name).upper() != CPU}
+    others = {name: amount for name, amount in bundle.items() if str(name).upper() != CPU and name != MEMORY}
     try:
         amounts = read_resources("bundle", others)
         for name, amount in bundle.items():
             if str(name).upper() == CPU:
                 amounts[CPU] = read_amount("bundle['CPU']", amount)
+            elif name == MEMORY:
+                amounts[MEMORY] = read_memory("bundle['memory']", amount)
     except ConfigError as exc:
         raise ValueError(str(exc)) from None
     check_devices("bundle", amounts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastrt._core.objects import functions
-from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
+from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
 from fastrt.devices import RESOURCES as DEVICES
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import read_json
@@ -27,7 +27,11 @@ PACK = "pack"
 INSIDE = "@"  # in names of resources that a placement group has, before the group's
 _PLACES = ("scheduling", "scheduling_strategy")
 _SELECTOR = "label_selector"
-OPTIONS = ("num_cpus", "num_gpus", "resources", *_PLACES, _SELECTOR)
+MEMORY = "memory"  # in bytes
+STORE_MEMORY = "object_store_memory"  # of a node, in bytes; for people: nothing demands it
+NODE = "node:"  # each node has 1 of "node:<its IP address>"
+HEAD = "node:__internal_head__"  # the node with the head has 1; so does a session without a cluster
+OPTIONS = ("num_cpus", "num_gpus", MEMORY, "resources", *_PLACES, _SELECTOR)
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 _A_BUNDLE = "bundle"  # every task of a group takes some of it, also if it takes nothing else
@@ -135,6 +139,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
             if GPU in amounts:
                 raise ValueError("give num_gpus or a GPU among the resources, not both")
             amounts[GPU] = read_amount("num_gpus", given["num_gpus"])
+        amounts[MEMORY] = read_memory(MEMORY, given.get(MEMORY, 0))
     except ConfigError as exc:
         raise ValueError(str(exc)) from None
     check_devices("num_gpus or resources", amounts)
@@ -294,11 +299,24 @@ def cpus_of(demand: Demand) -> float:
 
 
 def in_words(amounts: Mapping[str, int]) -> str:
-    """Return amounts as text for messages: "CPU 2, gpu 0.5"."""
+    """Return amounts as text for messages: "CPU 2, gpu 0.5, memory 512.0 MiB"."""
     plain = [(name, parts) for name, parts in sorted(amounts.items()) if not labels.is_selector(name)]
-    shown = ", ".join(f"{name} {parts / RESOURCE_PARTS:g}" for name, parts in plain if INSIDE not in name) or "nothing"
+    shown = (
+        ", ".join(f"{name} {shown_amount(name, parts / RESOURCE_PARTS)}" for name, parts in plain if INSIDE not in name)
+        or "nothing"
+    )
     selectors = [labels.in_words(name) for name in amounts if labels.is_selector(name)]
     return shown + (f" where {'; '.join(selectors)}" if selectors else "")
+
+
+def is_implied(name: str) -> bool:
+    """Whether a resource is one that each node has by itself, under a name of Ray, and that few programs demand."""
+    return name == STORE_MEMORY or name.startswith(NODE)
+
+
+def shown_amount(name: str, amount: float) -> str:
+    """Return an amount as text: "2", "0.5"; of memory "512.0 MiB"."""
+    return f"{amount / (1 << 20):,.1f} MiB" if name in (MEMORY, STORE_MEMORY) else f"{amount:g}"
 
 
 def _strategy(option: str, value: Any) -> tuple[str, str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from fastrt.net.address import own_address
 
 
 def get_node_ip_address() -> str:
@@ -11,12 +11,7 @@ def get_node_ip_address() -> str:
     Source:
         The semantics of `ray.util.get_node_ip_address`.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # no packet is sent: the kernel only chooses a route
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    return own_address()
 
 
 def get_node_instance_id() -> str:
