@@ -51,6 +51,9 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--token-file", type=_file, envvar="FASTRT_TOKEN_FILE", help="A token, instead of one from the user's key."
 )
 @click.option("--jax", is_flag=True, help="Serve JAX's coordinator, and set JAX's variables in each rank.")
+@click.option("--ps", type=click.IntRange(0, 1000), default=0, help="Start so many parameter servers.")
+@click.option("--ps-mode", type=click.Choice(["sync", "async"]), default="sync", help="How they apply gradients.")
+@click.option("--ps-workers", type=click.IntRange(1), default=1, help="Processes that push to them.")
 @click.option("--quiet", is_flag=True, help="Do not print which nodes have come.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]...")
 @click.pass_context
@@ -89,6 +92,7 @@ def _place(given: dict[str, Any]) -> Place:
 def _run(place: Place, given: dict[str, Any]) -> int:
     from fastrt.launch.job import JobOptions
     from fastrt.launch.job import run as run_job
+    from fastrt.launch.servers import ServerOptions
     from fastrt.net.grpc.auth import read_token
 
     words = list(given["words"])
@@ -110,5 +114,6 @@ def _run(place: Place, given: dict[str, Any]) -> int:
         grace_s=given["grace"],
         quiet=given["quiet"],
         jax=given["jax"],
+        servers=ServerOptions(given["ps"], given["ps_mode"], given["ps_workers"]),
     )
     return run_job(place, options)

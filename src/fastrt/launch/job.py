@@ -23,6 +23,7 @@ from fastrt.launch.jax import Door
 from fastrt.launch.meeting import Attendance, Meeting, attend, enter, ports_of
 from fastrt.launch.program import Program, Signals
 from fastrt.launch.secret import token_of_job
+from fastrt.launch.servers import ServerOptions, Servers
 from fastrt.net.address import is_loopback_host, join_address, reachable
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.runtime.node_service import Node, NodeOptions
@@ -52,6 +53,7 @@ class JobOptions:
         grace_s: time for the program and running tasks after SIGTERM.
         quiet: whether only faults are printed.
         jax: whether rank 0 serves a coordinator for JAX.
+        servers: the job's parameter servers.
     """
 
     words: Sequence[str]
@@ -64,6 +66,7 @@ class JobOptions:
     grace_s: float = 30.0
     quiet: bool = False
     jax: bool = False
+    servers: ServerOptions = field(default_factory=ServerOptions)
 
 
 def run(place: Place, options: JobOptions) -> int:
@@ -113,8 +116,10 @@ def _run_alone(options: JobOptions, signals: Signals) -> int:
     """Run the program on this machine alone: in a session without a head, a port or a certificate."""
     runtime = start(Config.load(**options.settings))
     try:
-        program = Program(options.words, _environment(runtime.socket_path), signals, options.grace_s, _Speaker().say)
-        return program.wait(lambda: None, _QUIET_TICK_S)
+        with Servers(options.servers, runtime.socket_path, "", options.timeout_s) as servers:
+            env = _environment(runtime.socket_path, **servers.variables)
+            program = Program(options.words, env, signals, options.grace_s, _Speaker().say)
+            return program.wait(lambda: None, _QUIET_TICK_S)
     finally:
         runtime.close()
 
@@ -223,6 +228,7 @@ class _First(_Part):
     """Rank 0: the head, a node, the meeting and the program."""
 
     _coordinator = ""  # path of its Unix socket
+    _host = ""
 
     def run_node(self) -> int:
         meeting = Meeting(self.identity, self.place.size, self.place.port, self.say)
@@ -230,8 +236,8 @@ class _First(_Part):
             if self.board is not None:
                 addresses = [join_address(host, meeting.port) for host in _own_hosts(self.options.host)]
                 threading.Thread(target=self._publish, args=[",".join(addresses)], daemon=True).start()
-            host = self.options.host or _host_of(self.place.head)
-            with self._node(host) as node:
+            self._host = self.options.host or _host_of(self.place.head)
+            with self._node(self._host) as node:
                 doors = {_JAX: self.connect_to_coordinator} if self.options.jax else {}
                 meeting.open({"port": int(node.head.rpartition(":")[2])}, doors)
                 watching = self.watched(node)
@@ -283,10 +289,11 @@ class _First(_Part):
         code = roll.wait()
         if code is not None:
             return code
-        program = Program(
-            self.options.words, _environment(node.socket_path), self.signals, self.options.grace_s, self.say
-        )
-        return program.wait(roll.look, _TICK_S)
+        options = self.options
+        host = self._host if self.place.size > 1 else ""
+        with Servers(options.servers, node.socket_path, host, options.timeout_s) as servers:
+            env = _environment(node.socket_path, **servers.variables)
+            return Program(options.words, env, self.signals, options.grace_s, self.say).wait(roll.look, _TICK_S)
 
 
 class _Roll:

@@ -355,24 +355,32 @@ def restore(
     return cluster
 
 
-def connect(address: str, token: str | None = None, timeout: float = 60.0, insecure: bool = False) -> Cluster:
+def connect(
+    address: str | None = None, token: str | None = None, timeout: float = 60.0, insecure: bool = False
+) -> Cluster:
     """Use a cluster that another process started.
 
     Args:
-        address: `Cluster.address` of that process.
-        token: `Cluster.token` of that process; None reads the file that FASTRT_TOKEN_FILE names.
+        address: `Cluster.address` of that process; None: the servers of `fastrt run --ps`.
+        token: `Cluster.token` of that process; None reads the file that FASTRT_TOKEN_FILE names, or without an address
+            that of `fastrt run --ps`.
         timeout: default time limit of an operation in seconds.
         insecure: whether the cluster was started with `insecure`.
     Returns:
         The cluster.
     Raises:
-        ConfigError: there is no token, or it is damaged.
+        ConfigError: there is no address or no token, or it is damaged.
         ServerLostError: no process of this cluster answers.
     """
+    variable = _TOKEN_VARIABLE
+    if address is None:
+        address, variable = os.environ.get("FASTRT_PS_ADDRESS"), "FASTRT_PS_TOKEN_FILE"
+        if address is None:
+            raise ConfigError("pass the cluster's address, or run this program with `fastrt run --ps N`")
     if token is None:
-        if _TOKEN_VARIABLE not in os.environ:
-            raise ConfigError(f"pass the cluster's token, or set {_TOKEN_VARIABLE} to the file that contains it")
-        token = read_token(os.environ[_TOKEN_VARIABLE])
+        if variable not in os.environ:
+            raise ConfigError(f"pass the cluster's token, or set {variable} to the file that contains it")
+        token = read_token(os.environ[variable])
     return Cluster(address, token, timeout=timeout, insecure=insecure)
 
 
