@@ -34,7 +34,7 @@ GROUPS = {
     "get_current_placement_group placement_group_table remove_placement_group",
     "Where code runs": "runtime_context RuntimeContext get_gpu_ids get_runtime_context",
     "Executor": "Executor",
-    "Observing": "progress timeline list_tasks list_actors list_objects list_workers",
+    "Observing": "progress timeline report list_tasks list_actors list_objects list_workers",
 }
 # Other public modules, and what they are for.
 MODULES = {

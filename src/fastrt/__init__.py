@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WorkerCrashedError,
     )
     from fastrt.observe.progress import progress
+    from fastrt.observe.report import report
     from fastrt.observe.timeline import timeline
     from fastrt.runtime.driver import init, is_initialized, shutdown
     from fastrt.runtime.nodes import available_resources, cluster_resources, nodes, waiting_demand
@@ -140,6 +141,7 @@ __all__ = [
     "put",
     "remote",
     "remove_placement_group",
+    "report",
     "runtime_context",
     "shutdown",
     "timeline",
@@ -158,6 +160,7 @@ _HOMES = {
         "WorkerCrashedError"
     ),
     "fastrt.observe.progress": "progress",
+    "fastrt.observe.report": "report",
     "fastrt.observe.timeline": "timeline",
     "fastrt.runtime.driver": "init is_initialized shutdown",
     "fastrt.runtime.nodes": "available_resources cluster_resources nodes waiting_demand",

@@ -31,7 +31,7 @@ _LONE_GETS, _LONE_S = 50, 1.0
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _enabled = True
-_given: set[str] = set()
+_given: dict[str, str] = {}  # causes and texts
 _arrays: dict[int, tuple[weakref.ref[Any], int]] = {}
 _prints: dict[tuple[int, int, int], int] = {}
 
@@ -44,11 +44,16 @@ def configure(enabled: bool) -> None:
         seen.clear()
 
 
+def given() -> list[str]:
+    """The advice that this process was given in this session."""
+    return list(_given.values())
+
+
 def give(cause: str, text: str) -> None:
     """Warn, once for each cause, at the user's line that led here."""
     if not _enabled or cause in _given:
         return
-    _given.add(cause)
+    _given[cause] = text
     level, frame = 1, sys._getframe(0)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]

@@ -112,3 +112,40 @@ def drain(Client client, uint32_t of, uint64_t since=0):
     if overwritten > first + FRT_TRACE_RECORDS:
         rows = rows[overwritten - FRT_TRACE_RECORDS - first:]
     return rows, end
+
+
+def copied(Client client, uint32_t of, uint64_t since=0):
+    """The records of client `of` from number `since` on as they are in memory, for many records: see `drain`.
+
+    Returns:
+        (first, data, next, clock): the number of the first record, the records' bytes (start, end, id as 8 bytes, what
+        as 4, kind and actor as 2), `since` for the next call, and (ticks, ns, pace): a time t of a record is
+        ns + (t - ticks) * pace nanoseconds of the monotonic clock.
+    """
+    cdef frt_trace_ring *ring
+    cdef frt_superblock *sb = client.x.sb
+    cdef uint64_t first, end, k, n, tail
+    cdef int64_t ticks, ns
+    cdef double pace
+    cdef size_t size = sizeof(frt_trace_record)
+    client.ensure()
+    ticks, ns = frt_trace_ticks(sb.trace_clock), frt_now_ns()
+    pace = <double>(ns - sb.trace_ns) / <double>(ticks - sb.trace_ticks) if ticks > sb.trace_ticks else 1.0
+    clock = ticks, ns, pace
+    if of >= clients_ever(&client.x):
+        return since, b"", since, clock
+    ring = client.x.traces + of
+    end = a64_load_acq(&ring.count)
+    first = end - FRT_TRACE_RECORDS if end > FRT_TRACE_RECORDS else 0
+    first = since if first < since < end else (end if since >= end else first)
+    n = end - first
+    k = first % FRT_TRACE_RECORDS
+    tail = n if k + n <= FRT_TRACE_RECORDS else FRT_TRACE_RECORDS - k
+    data = (<char *>(ring.records + k))[:tail * size] + (<char *>ring.records)[:(n - tail) * size]
+    # As in `drain`.
+    a_fence_sc()
+    overwritten = a64_load_acq(&ring.count) + 1
+    if overwritten > first + FRT_TRACE_RECORDS:
+        k = min(overwritten - FRT_TRACE_RECORDS - first, n)
+        first, data = first + k, data[k * size:]
+    return first, data, end, clock
