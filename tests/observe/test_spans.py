@@ -63,14 +63,16 @@ def test_receiver_gets_tasks_below_the_tasks_that_submitted_them(rt, receiver):
     client = store_client.require().client
     was = trace.enabled(client)
     trace.switch(client, True)
-    before = time.time_ns()
+    second = 10**9  # for two clocks that differ
+    before = time.time_ns() - second
     assert fastrt.get(tree.remote(2)) == 7
-    after = time.time_ns()
+    after = time.time_ns() + second
     recording = record(store_client.require(), 0.02)
     recording._since.clear()  # all of the rings
     recording.read()
     trace.switch(client, was)
-    made = spans.spans(recording.drawing(), "session")
+    drawing = recording.drawing()
+    made = spans.spans(drawing, "session")
     spans.export(made, receiver.url)
     assert len(receiver.spans) == len(made)
     mine = [one for one in receiver.spans if before <= one.start_time_unix_nano and one.name in ("tree", "leaf")]
@@ -83,7 +85,7 @@ def test_receiver_gets_tasks_below_the_tasks_that_submitted_them(rt, receiver):
     assert children == ["tree", "tree"]
     assert all(ids[one.parent_span_id].name == "tree" for one in mine if one.name == "leaf")
     for one in mine:
-        assert before <= one.start_time_unix_nano <= one.end_time_unix_nano <= after + 50_000_000
+        assert before <= one.start_time_unix_nano <= min(after, one.end_time_unix_nano)
         assert len(attributes(one)["fastrt.task_id"].string_value) == 16
         assert attributes(one)["fastrt.queued_ns"].int_value >= 0
     waits = [one for one in receiver.spans if one.name == "wait" and one.trace_id == root.trace_id]
@@ -91,9 +93,8 @@ def test_receiver_gets_tasks_below_the_tasks_that_submitted_them(rt, receiver):
     about = receiver.resources[0]
     assert about["service.name"].string_value == "fastrt"
     assert about["process.pid"].int_value > 0
-    assert [one.context.span_id for one in made] == [
-        one.context.span_id for one in spans.spans(recording.drawing(), "session")
-    ]
+    again = [one.context.span_id for one in spans.spans(drawing, "session")]
+    assert [one.context.span_id for one in made] == again
 
 
 def drawn():

@@ -27,6 +27,7 @@ from fastrt.store import client as store_client
 from fastrt.store import warnings
 
 _POLL_S = 0.02  # a ring of 16,384 records is full after 50 ms at the greatest rates
+_SETTLE_S = 1.0
 _ROWS_MAX = 200
 _WIDTH, _HEIGHT = 600, 120
 _STYLE = """
@@ -107,7 +108,7 @@ class report:
         self._thread.join()
         try:
             trace.switch(self._store.client, self._was_on)
-            self._usage.read()
+            self._usage.settle(_SETTLE_S)
         except FastrtError:
             pass  # the session has ended inside of the block
         self._path.write_text(_page(self._title, self._began, self._usage, self._room, error), encoding="utf-8")

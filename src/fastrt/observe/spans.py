@@ -1,8 +1,8 @@
 """A drawing as OpenTelemetry spans, exported by the exporter of OpenTelemetry's SDK.
 
 A task or call is a span; its parent is the task that submitted it. Waits and large values inside of a task are its
-children. All that one task of the driver has caused is one trace. Ids are derived from the session and the tasks' ids,
-so that a recording that is exported twice gives the same spans.
+children. All that one task of the driver has caused is one trace. The ids of tasks are derived from the session and
+their ids, so that a task has the same span in each recording that holds its submission.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def spans(drawing: Drawing, session: str) -> list[ReadableSpan]:
         for link in reversed(chain):
             if id(link) not in contexts:
                 above = parent_of(link)
-                word = f"{session} {link.process} {link.lane} {link.start} {link.end} {link.name} {link.task}"
+                word = f"{session} {link.task}"
+                if runs.get(link.task) is not link:  # a second attempt, a wait, or a task whose submission is not there
+                    word = f"{session} {drawing.processes[link.process].pid} {link.lane} {link.start} {link.name} {link.task}"
                 trace = _number(word, 16) if above is None else contexts[id(above)].trace_id
                 contexts[id(link)] = SpanContext(trace, _number(word, 8), False, TraceFlags(TraceFlags.SAMPLED))
         return contexts[id(one)]

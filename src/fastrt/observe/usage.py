@@ -8,6 +8,7 @@ they are used up, and lengths fall into classes that are a twelfth apart.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fastrt._core.memory import arena, clients, trace
 from fastrt._core.objects import spill
+from fastrt._core.repair import pages
 from fastrt._core.tasks import tasks
 from fastrt.observe.listing import Names
 from fastrt.store.client import Store
@@ -134,6 +136,7 @@ class Usage:
         self.moved: dict[str, int] = {}
         self._named: dict[tuple[int, int, int], str] = {}
         self._open: dict[int, Array] = {}  # by slot: numbers of records without an end
+        self._running: dict[int, Array] = {}  # by slot: ids of the tasks among them
         self._since = {slot: trace.copied(self._client, slot, (1 << 64) - 1)[2] for slot in self._slots()}
 
     def read(self) -> None:
@@ -149,6 +152,22 @@ class Usage:
         runners = sum(kind in _RUNNERS for kind in kinds.values())
         self.parts.sample(now, runners, tasks.queued(self._client), used)
         self.moved = {name: value - self._moved[name] for name, value in self._totals().items()}
+
+    def settle(self, patience_s: float) -> None:
+        """Read until the runs of all ended tasks have ends: a process stores them after the result can be read."""
+        until = time.monotonic() + patience_s
+        self.read()
+        while any(map(self._has_ended, self._open_tasks())) and time.monotonic() < until:
+            time.sleep(0.001)
+            self.read()
+
+    def _open_tasks(self) -> list[int]:
+        """The ids of tasks whose run has no end yet, in processes that are there."""
+        used = {row["client"] for row in clients.table(self._client.segment)}
+        return [int(task) for slot, tasks in self._running.items() if slot in used for task in tasks]
+
+    def _has_ended(self, task: int) -> bool:
+        return not pages.page_tasks(self._client, id=task, limit=1)[0]
 
     @property
     def unfinished(self) -> int:
@@ -179,6 +198,7 @@ class Usage:
         wanted &= np.isin(rows["kind"], (trace.TASK, trace.WAIT))
         has_end = rows["end"] != 0
         self._open[slot] = numbers[wanted & ~has_end]
+        self._running[slot] = rows["id"][wanted & ~has_end & (rows["kind"] == trace.TASK)]
         rows = rows[wanted & has_end]
         for name in ("start", "end"):
             rows[name] = ns + ((rows[name] - ticks) * pace).astype(np.int64)
