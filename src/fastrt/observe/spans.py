@@ -61,7 +61,8 @@ def spans(drawing: Drawing, session: str) -> list[ReadableSpan]:
                 above = parent_of(link)
                 word = f"{session} {link.task}"
                 if runs.get(link.task) is not link:  # a second attempt, a wait, or a task whose submission is not there
-                    word = f"{session} {drawing.processes[link.process].pid} {link.lane} {link.start} {link.name} {link.task}"
+                    pid = drawing.processes[link.process].pid
+                    word = f"{session} {pid} {link.lane} {link.start} {link.name} {link.task}"
                 trace = _number(word, 16) if above is None else contexts[id(above)].trace_id
                 contexts[id(link)] = SpanContext(trace, _number(word, 8), False, TraceFlags(TraceFlags.SAMPLED))
         return contexts[id(one)]
