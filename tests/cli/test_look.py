@@ -77,7 +77,7 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert "slices" in recorder.communicate()[0]
         names = {event["name"] for event in json.loads(out.read_text())["traceEvents"]}
         assert {"add", "submit"} <= names
-        objects, workers, tasks, colour, memory, every, timeline, native, spans, nothing = run(
+        objects, workers, tasks, colour, memory, every, timeline, native, spans, nothing, some = run(
             ["list", "objects", "--json", "--filter", "state=sealed", "--name", "value"],
             ["list", "workers"],
             ["list", "tasks", "--state", "running"],
@@ -88,7 +88,11 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
             ["timeline", "--seconds", "0.1", str(tmp_path / "out.pftrace")],
             ["timeline", "--seconds", "0.1", "--otlp", str(tmp_path / "spans.jsonl")],
             ["timeline"],
+            ["list", "workers", "--limit", "1"],
         )
+        total = len(re.findall(r"^ +\d+ ", workers[1], re.M))
+        assert f"showing 1 of {total}; --limit 0 shows all workers\n" in some[1]
+        assert "showing" not in workers[1]
         assert "slices" in native[1]
         assert "spans" in spans[1] or "fastrt[otlp]" in spans[1]
         assert "give a file to write, or --otlp" in nothing[1]
@@ -148,5 +152,9 @@ def test_list_asks_all_nodes_of_a_cluster_once(folder, monkeypatch):
         here = json.loads(command("list", "workers", "--json", "--filter", "kind=worker", "--this-node"))
         (first,) = (row["pid"] for row in rows if row["node"] != "second")
         assert first in {row["pid"] for row in here}
+        counted = re.search(
+            r"showing 1 of (\d+); --limit 0 shows all workers", command("list", "workers", "--limit", "1")
+        )
+        assert int(counted[1]) >= len(rows)
     finally:
         command("stop")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -111,7 +112,11 @@ def test_lists_show_what_runs_what_waits_and_who(rt, fifo, wait_until):
     assert Counter(row["kind"] for row in fastrt.list_workers())["driver"] == 1
     (result,) = fastrt.list_objects(object_id=waiting.hex())
     assert (result["state"], result["what"], result["refs"]) == ("pending", "result", [os.getpid()])
-    assert len(fastrt.list_objects(limit=2)) == 2
+    some, every = fastrt.list_objects(limit=2), fastrt.list_objects()
+    assert (len(some), some.total, some.note) == (2, len(every), f"showing 2 of {len(every)}")
+    assert (every.total, every.note) == (len(every), "")
+    assert pickle.loads(pickle.dumps(some)).total == some.total
+    assert fastrt.list_objects(limit=2, object_id=waiting.hex()).note == ""
     with pytest.raises(ValueError, match="there is no column 'colour'"):
         fastrt.list_tasks(colour="red")
     release()

@@ -13,6 +13,7 @@ import click
 from fastrt.cli.look import bytes_in_words, joined, look_at
 
 if TYPE_CHECKING:
+    from fastrt.observe.reading import Rows
     from fastrt.runtime.nodefile import NodeFile
 
 _BYTES = ("bytes", "stored", "bytes_held", "rss")
@@ -57,7 +58,7 @@ def list_(
         wanted["state"] = state
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
-    from fastrt.observe.reading import check_columns
+    from fastrt.observe.reading import Rows, check_columns
 
     try:
         check_columns(what, wanted)
@@ -65,19 +66,20 @@ def list_(
         raise click.ClickException(str(exc)) from None
     heads: set[str] = set()  # heads of the clusters that were asked; one node answers for its whole cluster
     found = look_at(session, lambda path: _rows(path, what, wanted, limit, None if this_node else heads))
-    rows: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     for path, more in found.items():
-        rows += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
-    rows = rows[:limit] if limit else rows
+        every += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
+    totals = [more.total for more in found.values() if more.total is not None]
+    rows = Rows(every[:limit] if limit else every, sum(totals) if len(totals) == len(found) else None)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _show(what, rows, limit)
+        _show(what, rows)
+    if rows.note:
+        click.echo(f"{rows.note}{f'; --limit 0 shows all {what}' if limit else ''}", err=as_json)
 
 
-def _rows(
-    path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None
-) -> list[dict[str, Any]]:  # fmt: skip
+def _rows(path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None) -> Rows:
     """The rows of a session's cluster, once per cluster (`heads`); of the session alone if `heads` is None."""
     from fastrt.observe import reading
     from fastrt.runtime.nodefile import nodes_here
@@ -86,24 +88,27 @@ def _rows(
     try:
         if node is not None and heads is not None:
             if node.head in heads:
-                return []
+                return reading.Rows([], 0)
             rows = _of_the_cluster(node, what, wanted, limit)
             heads.add(node.head)
             return rows
         with joined(path, "fastrt list") as store:
-            return reading.page(store, what, wanted, limit=limit).rows
+            return reading.rows(store, what, wanted, limit)
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> Rows:
     """Collect the rows of all nodes as a driver: other nodes are asked by tasks, which only drivers can submit."""
+    from fastrt.observe.reading import Rows
     from fastrt.runtime.driver import init, shutdown
     from fastrt.runtime.state_api import rows_of
 
     try:
         init(address=node.head, log_to_driver=False)
-        return [row for row in rows_of(what, limit=limit, all_nodes=True, timeout=5.0, **wanted) if not _is_me(row)]
+        found = rows_of(what, limit=limit, all_nodes=True, timeout=5.0, **wanted)
+        others = [row for row in found if not _is_me(row)]
+        return Rows(others, None if found.total is None else found.total - len(found) + len(others))
     finally:
         shutdown()
 
@@ -112,7 +117,7 @@ def _is_me(row: dict[str, Any]) -> bool:
     return row.get("kind") == "driver" and row["pid"] == os.getpid()
 
 
-def _show(what: str, rows: list[dict[str, Any]], limit: int) -> None:
+def _show(what: str, rows: Rows) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -133,8 +138,6 @@ def _show(what: str, rows: list[dict[str, Any]], limit: int) -> None:
     for row in rows:
         table.add_row(*(escape(_cell(name, row.get(name))) for name in columns))
     console.print(table)
-    if limit and len(rows) == limit:
-        console.print(f"the first {limit}; --limit 0 shows all")
 
 
 def _cell(name: str, value: Any) -> str:

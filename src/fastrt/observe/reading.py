@@ -9,7 +9,7 @@ the page become Python objects.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,32 @@ class Page:
     total: int | None
 
 
+class Rows(list[Row]):
+    """Rows of a table, as a list.
+
+    Args:
+        rows: those that are shown.
+        total: see below.
+
+    Attributes:
+        total: all rows that match the filters, also those that a limit has left out; None if they were not counted,
+            see `Page`, or a node has not answered.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), total: int | None = None) -> None:
+        super().__init__(rows)
+        self.total = total
+
+    @property
+    def note(self) -> str:
+        """A sentence about the rows that are left out; "" if none are."""
+        if self.total == len(self):
+            return ""
+        return (
+            f"showing {len(self):,} of {self.total:,}" if self.total is not None else f"showing the first {len(self):,}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One object that a task takes.
@@ -190,6 +216,12 @@ def page(
     wanted = dict(filters or {})
     check_columns(kind, wanted)
     return _PAGES[kind](store, wanted, after or 0, limit)
+
+
+def rows(store: Store, kind: str, filters: Mapping[str, Any], limit: int) -> Rows:
+    """Read the first rows of a table, and count all that match; arguments and errors as for `page`."""
+    found = page(store, kind, filters, limit=limit)
+    return Rows(found.rows, len(found.rows) if found.next is None else found.total)
 
 
 def task(store: Store, task_id: str) -> TaskView | None:

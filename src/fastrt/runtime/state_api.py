@@ -13,6 +13,7 @@ from typing import Any
 from fastrt.errors import AttachError, FastrtError
 from fastrt.observe import reading
 from fastrt.observe.listing import Row
+from fastrt.observe.reading import Rows
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
@@ -23,7 +24,7 @@ from fastrt.tasks.remote import RemoteFunction
 _ANSWER_S = 5.0
 
 
-def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> Rows:
     """Tasks and calls of actors that have not ended.
 
     Args:
@@ -32,7 +33,8 @@ def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _AN
         timeout: seconds that the other nodes have to answer.
         **filters: a column's name and what its value must be; text may have the wildcards * and ?.
     Returns:
-        A dict for each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
+        A list whose attribute `total` is the number of all that match (None if they were not counted), of a dict for
+        each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
         actor, attempt, max_retries, waits_for, results, cancelled, priority, and node where there are several.
     Raises:
         ValueError: a filter names no column.
@@ -42,7 +44,7 @@ def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _AN
     return rows_of("tasks", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
-def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> Rows:
     """Actors, including dead ones that still have a handle; arguments as for `list_tasks`.
 
     Returns:
@@ -55,7 +57,7 @@ def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _A
     return rows_of("actors", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
-def list_objects(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+def list_objects(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> Rows:
     """Objects; arguments as for `list_tasks`.
 
     Returns:
@@ -67,7 +69,7 @@ def list_objects(*, limit: int = 100, all_nodes: bool = True, timeout: float = _
     return rows_of("objects", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
-def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> Rows:
     """The processes of the session: workers, actors, drivers, the daemon; arguments as for `list_tasks`.
 
     Returns:
@@ -79,7 +81,7 @@ def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _
     return rows_of("workers", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
-def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> list[Row]:
+def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> Rows:
     """Rows of "tasks", "actors", "objects" or "workers" that match the filters.
 
     Raises:
@@ -89,17 +91,22 @@ def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters
     store = store_client.require()
     others = _others(store) if all_nodes else {}
     if not others:
-        return reading.page(store, what, filters, limit=limit).rows
+        return reading.rows(store, what, filters, limit)
     asked = {name: _ask(what, filters, limit, node) for node, name in others.items()}
     here = next(node["NodeName"] for node in nodes_at(store.socket_path) if node["IsHere"])
-    rows = [{**row, "node": here} for row in reading.page(store, what, filters, limit=limit).rows]
+    parts = {here: reading.rows(store, what, filters, limit)}
+    counted = True
     for name, ref in asked.items():
         try:
-            rows += [{**row, "node": name} for row in store.get(ref, timeout)]
+            parts[name] = store.get(ref, timeout)
         except FastrtError as exc:
             sys.stderr.write(f"fastrt: the rows of node {name} are missing: {type(exc).__name__}: {exc}\n")
             cancel(ref)
-    return rows[:limit] if limit else rows
+            counted = False
+    rows = [{**row, "node": name} for name, part in parts.items() for row in part]
+    totals = [part.total for part in parts.values() if part.total is not None]
+    total = sum(totals) if counted and len(totals) == len(parts) else None
+    return Rows(rows[:limit] if limit else rows, total)
 
 
 def select(rows: list[Row], filters: Mapping[str, Any], limit: int) -> list[Row]:
@@ -124,6 +131,6 @@ def _ask(what: str, filters: dict[str, Any], limit: int, node: str) -> ObjectRef
     return ref
 
 
-def _look(what: str, filters: dict[str, Any], limit: int) -> list[Row]:
+def _look(what: str, filters: dict[str, Any], limit: int) -> Rows:
     """Read the rows in a worker of another node."""
-    return reading.page(store_client.require(), what, filters, limit=limit).rows
+    return reading.rows(store_client.require(), what, filters, limit)
