@@ -110,6 +110,23 @@ def test_two_metrics_of_one_name_are_counted_as_left_out(session):
     assert "fastrt_program_series_left_out 1.0" in text
 
 
+def test_odd_names_and_values_do_not_cost_the_scrape(session):
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from fastrt.observe.metrics import exposition
+
+    Gauge("odd", "\ud800", tag_keys=("pid", "a b", "a-b", "__x", "")).set(
+        float("nan"), tags={"pid": "1", "a b": "\ud800", "a-b": "3", "__x": "4", "": "5"}
+    )
+    Histogram("buckets", boundaries=[1, 1, float("inf"), 0.5], tag_keys=("le",)).observe(3, tags={"le": "x"})
+    families = {one.name: one for one in text_string_to_metric_families(exposition(store_client.require()).decode())}
+    (odd,) = families["odd"].samples
+    assert odd.labels == {"pid_": "1", "a_b": "?", "a_b_": "3", "_x": "4", "_": "5", "pid": str(os.getpid())}
+    buckets = [(one.labels["le"], one.value) for one in families["buckets"].samples if one.name == "buckets_bucket"]
+    assert buckets == [("0.5", 0), ("1.0", 0), ("+Inf", 1)]
+
+
 def test_values_without_a_session_are_written_when_there_is_one(session, monkeypatch):
     counter = Counter("early")
     with monkeypatch.context() as patch:

@@ -321,7 +321,7 @@ def _of_program(session_folder: Path) -> Iterator[Metric]:
             left_out += 1  # two metrics of one name
             continue
         given = dict(what.tags)
-        labels = tuple(given.get(key, "") for key in keys[what.name])
+        labels = tuple(_plain(given.get(key, "")) for key in keys[what.name])
         if what.kind == program_metrics.GAUGE:
             if one.pid:
                 key = (*labels, str(one.pid))
@@ -337,8 +337,8 @@ def _of_program(session_folder: Path) -> Iterator[Metric]:
 
 
 def _family_of(what: program_metrics.Definition, keys: list[str], rows: dict[tuple[str, ...], list[float]]) -> Metric:
-    names = [re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", key) for key in keys]
-    about = what.description or f"{what.name} of the program."
+    names = _label_names(keys, what.kind)
+    about = _plain(what.description) or f"{what.name} of the program."
     if what.kind == program_metrics.GAUGE:
         gauge = GaugeMetricFamily(what.name, about, labels=[*names, "pid"])
         for labels, values in rows.items():
@@ -357,3 +357,21 @@ def _family_of(what: program_metrics.Definition, keys: list[str], rows: dict[tup
             buckets.append(("+Inf" if bound == math.inf else str(bound), total))
         histogram.add_metric(labels, buckets, values[-1])
     return histogram
+
+
+def _label_names(keys: list[str], kind: str) -> list[str]:
+    """Names of labels that Prometheus takes, each another one: one wrong name would cost the whole scrape."""
+    taken = {"pid"} if kind == program_metrics.GAUGE else {"le"} if kind == program_metrics.HISTOGRAM else set()
+    names = []
+    for key in keys:
+        name = re.sub(r"^__+", "_", re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", key)) or "_"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _plain(text: str) -> str:
+    """Text that can be encoded."""
+    return text.encode("utf-8", "replace").decode()

@@ -10,6 +10,7 @@ Source:
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import re
 import threading
@@ -275,7 +276,7 @@ class Histogram(Metric):
             if not boundary > 0:
                 raise ValueError(f"Invalid `boundaries` argument at index {index}, {boundaries}: values above 0")
         self.boundaries = boundaries
-        self._boundaries = tuple(sorted(map(float, boundaries)))
+        self._boundaries = tuple(sorted({float(one) for one in boundaries} - {math.inf}))
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
         """Count a value in its bucket.
