@@ -131,6 +131,20 @@ def test_command_prints_the_objects_with_a_new_token_each_time(runtime_dir):
     assert lists[0][0]["stringData"] != lists[1][0]["stringData"]
 
 
+def test_commands_of_the_page_print_a_job_of_their_nodes_and_image():
+    lines = re.findall(r"^\$ (fastrt manifest [^|#\n]*)\|", (ROOT / "docs" / "launching.md").read_text(), re.M)
+    assert len(lines) == 2
+    for line in lines:
+        _, *words = line.split()
+        ended = subprocess.run([*FASTRT, words[0], "--json", *words[1:]], capture_output=True, text=True, timeout=30)
+        assert ended.returncode == 0, ended.stderr
+        job = json.loads(ended.stdout)["items"][2]
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert job["spec"]["completions"] == 4
+        assert container["image"] == words[words.index("--image") + 1]
+        assert container["command"][-1] == "app.py"
+
+
 @pytest.mark.long
 def test_objects_are_valid_by_the_published_schemas():
     validate = pytest.importorskip("kubernetes_validate")
