@@ -237,9 +237,7 @@ class _First(_Part):
                 addresses = [join_address(host, meeting.port) for host in _own_hosts(self.options.host)]
                 threading.Thread(target=self._publish, args=[",".join(addresses)], daemon=True).start()
             self._host = self.options.host or _host_of(self.place.head)
-            with self._node(self._host) as node:
-                doors = {_JAX: self.connect_to_coordinator} if self.options.jax else {}
-                meeting.open({"port": int(node.head.rpartition(":")[2])}, doors)
+            with self._node(self._host, meeting) as node:
                 watching = self.watched(node)
                 try:
                     return self._serve(node, meeting)
@@ -260,21 +258,24 @@ class _First(_Part):
             raise
         return sock
 
-    def _node(self, host: str) -> Node:
+    def _node(self, host: str, meeting: Meeting) -> Node:
         """Start the head's node, and on it the coordinator if the job wants one.
+
+        The meeting opens as soon as the head serves: the other nodes join while the rest of this one starts.
 
         Raises:
             FastrtError: it cannot start.
         """
         config = self.config()
         options = self.node_options(config, host, None)
-        if not self.options.jax:
-            return Node(options)
         runtime = start(config, cluster=True)
-        self._coordinator = str(Path(runtime.socket_path).with_name(_JAX))  # the folder is this user's alone
-        return Node(
-            replace(options, coordinator=f"unix:{self._coordinator}", job={"num_tasks": self.place.size}), runtime
-        )
+        doors = {}
+        if self.options.jax:
+            self._coordinator = str(Path(runtime.socket_path).with_name(_JAX))  # the folder is this user's alone
+            job = {"num_tasks": self.place.size}
+            options = replace(options, coordinator=f"unix:{self._coordinator}", job=job)
+            doors[_JAX] = self.connect_to_coordinator
+        return Node(options, runtime, lambda head: meeting.open({"port": int(head.rpartition(":")[2])}, doors))
 
     def _publish(self, text: str) -> None:
         assert self.board is not None

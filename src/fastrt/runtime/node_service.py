@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,16 @@ class Node:
     Args:
         options: its settings.
         runtime: a session that was started for it with these settings, and belongs to it now; None: it starts one.
+        head_is_up: called with the head's address once the head of this node serves, before its other processes start:
+            other nodes may join already.
 
     Raises:
         FastrtError: it cannot start; the message says why.
     """
 
-    def __init__(self, options: NodeOptions, runtime: Embedded | None = None) -> None:
+    def __init__(
+        self, options: NodeOptions, runtime: Embedded | None = None, head_is_up: Callable[[str], None] | None = None
+    ) -> None:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
@@ -136,6 +141,8 @@ class Node:
                 self._start(name)
                 if name == "head":
                     self.head = reachable(self.addresses["head"])
+                    if head_is_up is not None:
+                        head_is_up(self.head)
             self._note().write()
         except BaseException:
             self.close()
