@@ -82,6 +82,12 @@ cdef frt_ctx _reading(frt_ctx *x) noexcept nogil:
     return r
 
 
+cdef void _give_back_objects(frt_ctx *r, uint32_t first, uint32_t end) noexcept nogil:
+    """Drop the records of objects [first, end) from this process's mapping."""
+    _give_back(<char *>frt_state(r, first), <char *>frt_state(r, end))
+    _give_back(<char *>(r.entries + first), <char *>(r.entries + end))
+
+
 cdef void _count_tasks(frt_ctx *x, grouping *g, uint64_t *calls) noexcept nogil:
     cdef frt_ctx r = _reading(x)
     cdef uint32_t n = frt_tasks(x)
@@ -184,8 +190,7 @@ cdef void _count_objects(frt_ctx *x, uint32_t n, const uint8_t *functions, const
                 sums.count[state][what][kind] += 1
                 sums.nbytes[state][what][kind] += nbytes
         if (i + 1) % PIECE == 0 or i + 1 == n:
-            _give_back(<char *>frt_state(&r, i - i % PIECE), <char *>frt_state(&r, i + 1))
-            _give_back(<char *>(r.entries + i - i % PIECE), <char *>(r.entries + i + 1))
+            _give_back_objects(&r, i - i % PIECE, i + 1)
 
 
 cdef uint8_t *_functions(frt_ctx *x, uint32_t n) except NULL:
@@ -323,6 +328,12 @@ cdef void _page_tasks(frt_ctx *x, task_filter *f, grouping *g, heap *h) noexcept
         _give_back(<char *>r.task_words, <char *>(r.task_words + n))
 
 
+cdef tuple _page(heap *h, list taken, list rows, str number):
+    """A page: the rows that still are those that the pass has found, the number of all, where to go on or 0."""
+    kept = [row for row, (found, _) in zip(rows, taken, strict=True) if row is not None and row[number] == found]
+    return kept, h.total, taken[len(taken) - 1][0] if taken and len(taken) == h.limit else 0
+
+
 def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t states=0xffffffff, object functions=None,
                object client_index=None, object actor=None, object cancelled=None, object attempts=None,
                uint64_t id=0):
@@ -367,9 +378,7 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
     finally:
         free(g.slots)
         free(h.rows)
-    rows = [inspect_task(x, index) for _, index in taken]
-    rows = [row for row, (number, _) in zip(rows, taken, strict=True) if row is not None and row["id"] == number]
-    return rows, h.total, taken[len(taken) - 1][0] if taken and len(taken) == h.limit else 0
+    return _page(&h, taken, [inspect_task(x, index) for _, index in taken], "id")
 
 
 cdef struct object_filter:
@@ -425,8 +434,7 @@ cdef void _page_objects(frt_ctx *x, uint32_t n, object_filter *f, heap *h) noexc
                 if objref > f.after:
                     _offer(h, objref, i)
         if (i + 1) % PIECE == 0 or i + 1 == n:
-            _give_back(<char *>frt_state(&r, i - i % PIECE), <char *>frt_state(&r, i + 1))
-            _give_back(<char *>(r.entries + i - i % PIECE), <char *>(r.entries + i + 1))
+            _give_back_objects(&r, i - i % PIECE, i + 1)
 
 
 def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t states=0xffffffff, bint remote=True,
@@ -483,6 +491,4 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
         free(h.rows)
         free(all_functions)
         free(named)
-    rows = [inspect_object(x, index) for _, index in taken]
-    rows = [row for row, (number, _) in zip(rows, taken, strict=True) if row is not None and row["objref"] == number]
-    return rows, h.total, taken[len(taken) - 1][0] if taken and len(taken) == h.limit else 0
+    return _page(&h, taken, [inspect_object(x, index) for _, index in taken], "objref")
