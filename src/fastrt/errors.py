@@ -97,9 +97,10 @@ class WorkerCrashedError(FastrtError):
 
 
 class OutOfMemoryError(WorkerCrashedError):
-    """The kernel killed the worker process because memory ran out, in every attempt of the task.
+    """The kernel, or fastrt before it, ended the worker process because memory ran out, in every attempt of the task.
 
-    Give each task less data, run fewer at once (`num_cpus=2`), or raise the limit of the container.
+    Give each task less data, run fewer at once (`memory=`, `num_cpus=2`), or raise the limit of the container. If
+    fastrt ended the process (`memory_threshold`), a table says how much memory each worker and actor had.
     """
 
 

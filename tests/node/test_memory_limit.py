@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fastrt.config import MemoryLevel
 from fastrt.node.janitor import explain
 from fastrt.node.memory_limit import KillCounters
+from fastrt.node.memory_monitor import Candidate, above, choose, own_bytes, pause_s
 
 VMSTAT = "nr_free_pages 5820931\noom_kill {}\nnuma_hit 0\n"
 EVENTS = "low 0\nhigh 0\nmax 12\noom 2\noom_kill {}\noom_group_kill 0\n"
@@ -177,7 +179,7 @@ KILLED = """
             return error
 
 
-    with fastrt.init(num_workers=1, object_store_memory="16MiB"):
+    with fastrt.init(num_workers=1, object_store_memory="16MiB", memory_threshold=0):  # only the kernel ends processes
         print("hit:", failure(hit.remote()))
         print("modest:", failure(greedy.remote(1 << 20)))
         print("greedy:", failure(greedy.remote(1 << 30)))
@@ -194,3 +196,80 @@ def test_worker_killed_for_memory_says_so(program, group):
     assert "task 'greedy' was given up after 1 attempts" in greedy
     assert "was killed by signal 9 (Killed)" in greedy
     assert f"for lack of memory at that moment ({group}, limited to {GROUP_BYTES >> 20} MiB)" in greedy
+
+
+ENDED = """
+    import os, threading
+    import fastrt
+    import fastrt.exceptions
+
+    with open(os.environ["GROUP"] + "/cgroup.procs", "w") as file:
+        file.write("0")
+
+
+    @fastrt.remote(max_retries=1)
+    def hungry():
+        # With what the session takes, 180 MiB are above the threshold and below the limit.
+        pieces, pause = [], threading.Event()
+        while len(pieces) < 90:
+            pieces.append(bytearray(os.urandom(1)) * (2 << 20))
+            pause.wait(0.01)
+        pause.wait(60)
+
+
+    with fastrt.init(num_workers=1, object_store_memory="16MiB", memory_threshold=0.8, populate_bytes=0):
+        try:
+            fastrt.get(hungry.remote(), timeout=60)
+        except fastrt.exceptions.OutOfMemoryError as error:
+            print(error)
+        print("alive:", fastrt.get(fastrt.remote(abs).remote(-1), timeout=30))
+"""
+
+
+def test_task_that_fills_the_memory_is_ended_before_the_kernel_ends_a_process(program, group):
+    out, err = program(ENDED, GROUP=str(group)).finish()
+    assert "task 'hungry' was given up after 2 attempts: its worker, process " in out
+    assert f"was ended by fastrt for lack of memory: {group} uses " in out
+    assert f"of {GROUP_BYTES >> 20} MiB, more than 80% (memory_threshold)" in out
+    assert "memory of workers and actors at that moment:" in out
+    assert out.splitlines()[-1] == "alive: 1"
+    assert "killed by signal" not in out
+    assert err.count("(task 'hungry', ") == 2
+
+
+def candidate(pid, mib=100, loses=1, age=0):
+    return Candidate(pid, "task", mib << 20, loses, age)
+
+
+def test_process_that_loses_least_is_ended_first():
+    idle, old, new = candidate(1, 20, 0), candidate(2, 100, 1, 7), candidate(3, 50, 1, 9)
+    fails, actor = candidate(4, 90, 2, 12), candidate(5, 100, 1, 0)
+    assert choose([old, new, fails, actor, idle]) == idle
+    assert choose([old, fails, actor, new]) == new
+    assert choose([actor, fails, old]) == old
+    assert choose([fails, actor]) == actor
+
+
+def test_process_whose_end_would_free_little_is_left_alone():
+    assert choose([]) is None
+    assert choose([candidate(1, 15)]) is None
+    assert choose([candidate(1, 20, 0), candidate(2, 300, 2)]).pid == 2
+
+
+def test_monitor_looks_more_often_the_less_memory_is_left():
+    machine, group = MemoryLevel("this machine", 8 << 30, 16 << 30), MemoryLevel("group", 900, 1000)
+    assert above([machine], 0.6) is None
+    assert above([machine, group], 0.45) == group
+    assert pause_s([machine], 0.9) == 1.0
+    assert pause_s([MemoryLevel("this machine", 8 << 30, 9 << 30)], 0.9444444444444445) == pytest.approx(0.25)
+    assert pause_s([machine, group], 0.95) == 0.05
+
+
+def test_processes_of_a_group_count_with_their_leader(tmp_path):
+    for pid, group, resident, shared in ((7, 7, 500, 100), (8, 7, 50, 0), (9, 9, 30, 30)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S 1 {group} {group} 0")
+        (tmp_path / str(pid) / "statm").write_text(f"9999 {resident} {shared} 1 0 1 0")
+    (tmp_path / "10").mkdir()
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert own_bytes(tmp_path) == {7: 450 * page, 9: 0}

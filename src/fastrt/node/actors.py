@@ -116,14 +116,15 @@ class Actors:
         self._starting.discard(actor)
         if actors.info(self._client, actor)["state"] == actors.WANTED:
             self._failed[actor] = self._failed.get(actor, 0) + 1
-            self._how[actor] = how
+            self._how[actor] = how.partition("\n")[0]
 
     def fell(self, client: int, pid: int, how: str) -> None:
         """Record in its actors how a client has ended, before its slot is recovered."""
+        cause = how.partition("\n")[0]  # without a table of memory
         for actor in actors.of_client(self._client, client):
             is_remote = actors.info(self._client, actor)["state"] == actors.AWAY
             process = "the process that forwarded its calls," if is_remote else "its process"
-            actors.tell_how(self._client, actor, f"{process} {pid} {how}")
+            actors.tell_how(self._client, actor, f"{process} {pid} {cause}")
             self._failed.pop(actor, None)  # its process had started
             rows = clients.table(self._client.segment)
             if not is_remote and any(row["client"] == client and row["tasks_done"] for row in rows):

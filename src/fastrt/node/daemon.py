@@ -35,6 +35,7 @@ from fastrt.node.kept import KeptObjectTable
 from fastrt.node.leftovers import sweep_sessions
 from fastrt.node.members import FORKED, Members
 from fastrt.node.memory_limit import KillCounters
+from fastrt.node.memory_monitor import MemoryMonitor
 from fastrt.node.output import Output
 from fastrt.node.populator import Populator
 from fastrt.node.spiller import Spiller
@@ -146,6 +147,7 @@ class Daemon:
         self._output = Output(
             self._selector, self._members, config, lambda: self._admission.uplink, self._segment.session, self._about
         )
+        self._monitor = MemoryMonitor(self._client, config.memory_threshold, pool.actors, self._output.log)
         self._admission = Admission(
             self._store(), resources_of(config, is_head), config.labels, cluster, self._runs_tasks, self._is_blocked,
             self._want_actors, self._output.log,
@@ -342,7 +344,7 @@ class Daemon:
     def _patience_s(self) -> float:
         if any(member.gone_at for member in self._members):
             return _HURRY_S
-        return min(self._tick_s(), self._actors.patience_s(), self._populator.patience_s())
+        return min(self._tick_s(), self._actors.patience_s(), self._populator.patience_s(), self._monitor.patience_s())
 
     def _on_populated(self, populator: Populator) -> None:
         """Commit the populated memory: under a lock, so not in the threads of low priority that populated it."""
@@ -449,12 +451,13 @@ class Daemon:
             if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
                 continue
             try:
-                how = explain(self._statuses.get(member.pid), self._oom_kills.story())
+                how = self._monitor.how(member.pid, self._statuses.get(member.pid), self._oom_kills.story())
                 self._actors.fell(member.index, member.pid, how)
                 self._janitor.bury(member.index, member.pid, how)
             except LockStuck:
                 continue  # by a stopped process; the next tick tries again
             self._actors.ended(member.pid, how)
+            self._monitor.forget(member.pid)
             self._statuses.pop(member.pid, None)
             if not reported:
                 self._unreported.add(member.pid)
@@ -567,6 +570,7 @@ class Daemon:
         spill.tick(self._client)
         self._spiller.look_ahead()
         self._oom_kills.look(time.monotonic())
+        self._monitor.look()
         used, committed, most = arena.room(self._client)
         self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0
         self._used = used
