@@ -47,7 +47,7 @@ def test_node_is_added_for_what_waits_and_removed_when_nothing_waits(runtime_dir
     assert (session["queued_tasks"], session["more"]) == (0, 0)
     assert [node["NodeName"] for node in session["nodes"]] == ["one"]
     assert fastrt.waiting_demand() == {
-        name: session[name] for name in ("tasks", "placement_groups", "queued_tasks", "more")
+        name: session[name] for name in ("tasks", "placement_groups", "queued_tasks", "requested", "more")
     }
 
     # The part of the program that owns the machines: a node with the largest of what no node has.
@@ -87,3 +87,14 @@ def test_cancelled_task_is_no_demand_and_actors_and_selectors_are(rt, wait_until
     fastrt.kill(actor)
     fastrt.cancel(wanted)
     wait_until(lambda: fastrt.waiting_demand()["tasks"] == [], "nothing to wait")
+
+
+def test_requested_resources_are_shown_until_the_next_request(rt):
+    from fastrt.ray.autoscaler.sdk import request_resources
+
+    request_resources(num_cpus=2, bundles=[{"GPU": 0.5}])
+    assert fastrt.waiting_demand()["requested"] == [{"CPU": 2.0}, {"GPU": 0.5}]
+    with pytest.raises(ValueError, match="numbers from 0"):
+        request_resources(bundles=[{"CPU": -1}])
+    request_resources(num_cpus=0)
+    assert fastrt.waiting_demand()["requested"] == []

@@ -38,7 +38,9 @@ from fastrt.store.messages import (
     Holds,
     NodeList,
     NodeRow,
+    RequestResources,
     Resources,
+    ResourcesRequested,
     SearchActor,
     SearchEnded,
 )
@@ -99,6 +101,7 @@ class Admission:
         self._uplink: Link | None = None
         self._reported: Any = None
         self._swept_at = 0.0
+        self._requested: list[dict[str, int]] = []
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._listen, name="fastrt-held", daemon=True)
@@ -266,7 +269,13 @@ class Admission:
         rows = self.placing.demand()
         others = sum(row.waiting for row in rows[_DEMANDS_MAX:])
         groups = [row for row in self.groups.rows() if row.state != "CREATED"]
-        return DemandList(rows[:_DEMANDS_MAX], others, core.queued(self._client), groups[:_DEMANDS_MAX])
+        queued = core.queued(self._client)
+        return DemandList(rows[:_DEMANDS_MAX], others, queued, groups[:_DEMANDS_MAX], self._requested)
+
+    def on_request(self, link: Link, message: RequestResources) -> None:
+        """Take the resources that the cluster should have, for the programs that read the demand."""
+        self._requested = message.bundles
+        link.send(ResourcesRequested())
 
     def _state(self) -> tuple[dict[str, int], int]:
         """Free amounts without regard to tasks without demands, and the number of admitted tasks."""

@@ -77,6 +77,7 @@ from fastrt.store.messages import (
     ReleaseObject,
     RemoteOutput,
     RemoveGroup,
+    RequestResources,
     Restore,
     SearchEnded,
     Spill,
@@ -213,7 +214,8 @@ class Daemon:
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
             ListNodes: self._on_list_nodes,
-            ListDemand: self._on_list_demand,
+            ListDemand: self._on_list_groups,
+            RequestResources: admission.on_request,
             ListGroups: self._on_list_groups,
             RemoveGroup: self._on_remove_group,
             FindActor: admission.on_find,
@@ -427,13 +429,10 @@ class Daemon:
     def _on_list_nodes(self, link: Link, message: ListNodes) -> None:
         link.send(self._admission.describe())
 
-    def _on_list_demand(self, link: Link, message: ListDemand) -> None:
+    def _on_list_groups(self, link: Link, message: ListGroups | ListDemand) -> None:
         self._tend_actors()
-        link.send(self._admission.demand())
-
-    def _on_list_groups(self, link: Link, message: ListGroups) -> None:
-        self._tend_actors()
-        link.send(GroupList(self._admission.groups.rows()))
+        admission = self._admission
+        link.send(admission.demand() if isinstance(message, ListDemand) else GroupList(admission.groups.rows()))
 
     def _on_remove_group(self, link: Link, message: RemoveGroup) -> None:
         self._admission.remove_group(message.group)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join
-from fastrt.store.messages import DemandList, ListDemand, ListNodes, NodeList, NodeRow
+from fastrt.store.messages import (
+    DemandList,
+    ListDemand,
+    ListNodes,
+    NodeList,
+    NodeRow,
+    RequestResources,
+    ResourcesRequested,
+)
 from fastrt.tasks.labels import is_selector, selector_of
 from fastrt.tasks.resources import INSIDE, is_implied
+
+_BUNDLES_MAX, _AMOUNT_MAX = 1000, 1e9
 
 
 def nodes(implied: bool = False) -> list[dict[str, Any]]:
@@ -58,6 +68,7 @@ def waiting_demand() -> dict[str, Any]:
           node that is there could run one when it is idle);
         - placement_groups: a list of dicts: strategy, and bundles (amounts by name) that have no node yet;
         - queued_tasks: how many tasks wait for nothing but a worker;
+        - requested: a list of amounts by name, of the last `request_resources`;
         - more: how many tasks and actors with other demands wait, if there are more than 1,000 different ones.
     Raises:
         AttachError: the daemon does not answer.
@@ -97,7 +108,29 @@ def demand_at(socket_path: str, patient: bool = False) -> dict[str, Any]:
         }
         for row in answer.rows
     ]
-    return {"tasks": tasks, "placement_groups": groups, "queued_tasks": answer.queued, "more": answer.others}
+    requested = [_amounts(parts) for parts in answer.requested]
+    more = {"queued_tasks": answer.queued, "requested": requested, "more": answer.others}
+    return {"tasks": tasks, "placement_groups": groups, **more}
+
+
+def request_resources(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Ask for resources that the cluster should have in all, busy or not, in `waiting_demand`.
+
+    Args:
+        bundles: amounts by name; they replace those of the last call on this
+            node. Empty: none. The node's daemon has them until it ends.
+    Raises:
+        ValueError: an amount is not a number of at least 0, or there are more than 1,000 bundles.
+        AttachError: the daemon does not answer.
+    """
+    if len(bundles) > _BUNDLES_MAX:
+        raise ValueError(f"{len(bundles)} bundles are requested; at most {_BUNDLES_MAX} are allowed")
+    parts = []
+    for bundle in bundles:
+        if not all(isinstance(name, str) and 0 <= amount < _AMOUNT_MAX for name, amount in bundle.items()):
+            raise ValueError(f"amounts of resources must be numbers from 0 to {_AMOUNT_MAX:g}, not {dict(bundle)}")
+        parts.append({name: round(amount * RESOURCE_PARTS) for name, amount in bundle.items()})
+    join.inquire(store_client.require().socket_path, RequestResources(parts), ResourcesRequested, patient=True)
 
 
 def _amounts(parts_of: Mapping[str, int]) -> dict[str, float]:

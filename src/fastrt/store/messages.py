@@ -252,12 +252,24 @@ class DemandList(Message):
         others: tasks and actors with further demands, beside those of `rows`.
         queued: tasks that wait for nothing but a worker.
         groups: placement groups that are not fully reserved.
+        requested: the bundles of the last `RequestResources`.
     """
 
     rows: list[DemandRow]
     others: U64
     queued: U64
     groups: list[GroupRow]
+    requested: list[Parts]
+
+
+class RequestResources(Message):
+    """Set the resources that the cluster should have in all. Answered by `ResourcesRequested`."""
+
+    bundles: list[Parts]
+
+
+class ResourcesRequested(Message):
+    """The daemon has the request, until it ends or gets another."""
 
 
 class FindActor(Message):
