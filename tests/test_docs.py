@@ -31,6 +31,7 @@ INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
     "fastrt list": ["fastrt", "list", "--help"],
+    "fastrt logs --node": ["fastrt", "logs", "--help"],
     "fastrt memory": ["fastrt", "memory", "--help"],
     "fastrt metrics --grafana": ["fastrt", "metrics", "--grafana"],
     "fastrt metrics": ["fastrt", "metrics", "--help"],

@@ -293,7 +293,7 @@ async def tell(address: str, access: Access, reports: list[Any]) -> tuple[Any, s
 
 
 def test_hostile_reports_close_their_own_stream_only(head: RunningNode, ours: Identity) -> None:
-    uplink, keeper = head.child("fastrt.cluster.uplink"), head.child("fastrt.cluster.head")
+    uplink, keeper = head.child("fastrt.runtime.uplink"), head.child("fastrt.cluster.head")
     assert uplink is not None
     assert keeper is not None
 
@@ -310,7 +310,7 @@ def test_hostile_reports_close_their_own_stream_only(head: RunningNode, ours: Id
     asyncio.run(run())
     assert uplink.is_running()
     assert keeper.is_running()
-    assert head.child("fastrt.cluster.uplink") == uplink
+    assert head.child("fastrt.runtime.uplink") == uplink
 
 
 def test_report_of_a_million_resources_is_not_even_parsed(head: RunningNode, ours: Identity) -> None:
@@ -357,11 +357,11 @@ def test_program_that_takes_the_port_of_a_dead_head_is_not_believed(
         with serving(Access(Identity.from_token(token)), Membership().join, wait_until) as address:
             node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
             stack.callback(node.stop)
-        uplink = node.child("fastrt.cluster.uplink")
+        uplink = node.child("fastrt.runtime.uplink")
         _, got = stack.enter_context(recorder(b"HTTP/1.1 200 OK\r\n\r\n", int(address.rpartition(":")[2])))
         assert node.process.stderr is not None
         said = node.process.stderr.readline()
-        assert node.child("fastrt.cluster.uplink") == uplink
+        assert node.child("fastrt.runtime.uplink") == uplink
     why = f"the process at {address} is not part of this cluster: it does not speak TLS"
     assert said == f"fastrt: the head cannot be reached: {why}\n"
     assert got.startswith(b"\x16\x03\x01")
@@ -385,9 +385,9 @@ def test_hostile_head_cannot_end_an_uplink(
     with serving(Access(Identity.from_token(token)), join, wait_until) as address:
         node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
         try:
-            uplink = node.child("fastrt.cluster.uplink")
+            uplink = node.child("fastrt.runtime.uplink")
             wait_until(lambda: len(nodes_at(node.note.socket_path)) >= 3, "the sound reports")
-            assert node.child("fastrt.cluster.uplink") == uplink
+            assert node.child("fastrt.runtime.uplink") == uplink
         finally:
             _, said = node.stop()
     assert "an invalid report from the head is ignored" in said

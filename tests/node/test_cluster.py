@@ -221,7 +221,7 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
             threading.Event().wait(0.05)
             open(ended, "w").close()
 
-    uplink = nodes[0].child("fastrt.cluster.uplink")
+    uplink = nodes[0].child("fastrt.runtime.uplink")
     ref = tidy.remote(str(tmp_path / "first"), str(tmp_path / "last"))
     wait_until((tmp_path / "first").exists, "the task's start")
     fastrt.cancel(ref)
@@ -238,7 +238,7 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
     (tmp_path / "begun-go").touch()
     wait_until(ended.exists, "the child, which was not cancelled, to end by itself")
     assert not told.exists()
-    assert nodes[0].child("fastrt.cluster.uplink") == uplink
+    assert nodes[0].child("fastrt.runtime.uplink") == uplink
 
 
 @fastrt.remote(num_cpus=0)

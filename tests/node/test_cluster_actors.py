@@ -348,9 +348,9 @@ def test_killed_uplinks_are_dead_processes(nodes, two, wait_until):
     for victim in nodes:
         more = Counter.options(scheduling="two", max_restarts=-1, max_task_retries=-1).remote(5)
         assert get(more.add.remote()) == 6
-        dead = victim.kill_child("fastrt.cluster.uplink")
+        dead = victim.kill_child("fastrt.runtime.uplink")
         wait_until(
-            lambda victim=victim, dead=dead: victim.child("fastrt.cluster.uplink") not in (None, dead), "another"
+            lambda victim=victim, dead=dead: victim.child("fastrt.runtime.uplink") not in (None, dead), "another"
         )
         wait_until(lambda: len(fastrt.nodes()) == 2, "both nodes")
         assert get(more.add.remote()) in (6, 7)

@@ -35,7 +35,7 @@ def alone(path, k):
     return k
 
 
-@pytest.mark.parametrize("module", ["fastrt.cluster.head", "fastrt.cluster.uplink", "fastrt.node.__main__"])
+@pytest.mark.parametrize("module", ["fastrt.cluster.head", "fastrt.runtime.uplink", "fastrt.node.__main__"])
 def test_gpu_is_never_used_twice_and_no_task_is_lost(pair, tmp_path, wait_until, module):
     refs = [alone.remote(str(tmp_path / "gpu"), k) for k in range(150)]
     victims = pair[:1] if module == "fastrt.cluster.head" else pair

@@ -213,9 +213,9 @@ def test_killed_uplinks_lose_no_task_with_demands(nodes, two, wait_until):
     refs = [where.options(num_gpus=1, max_retries=20).remote(0.005) for _ in range(100)]
     for victim in nodes:
         assert fastrt.wait(refs, num_returns=20, timeout=30)[1]
-        dead = victim.kill_child("fastrt.cluster.uplink")
+        dead = victim.kill_child("fastrt.runtime.uplink")
         wait_until(
-            lambda victim=victim, dead=dead: victim.child("fastrt.cluster.uplink") not in (None, dead), "another"
+            lambda victim=victim, dead=dead: victim.child("fastrt.runtime.uplink") not in (None, dead), "another"
         )
     assert set(fastrt.get(refs, timeout=60)) == {two}
 

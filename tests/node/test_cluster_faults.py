@@ -32,9 +32,9 @@ def test_a_killed_uplink_loses_nothing(pair, wait_until):
     refs = [slow.remote(k, 0.01) for k in range(200)]
     for victim in (pair[0], pair[1], pair[0]):
         assert fastrt.wait(refs, num_returns=20, timeout=30)[1]
-        dead = victim.kill_child("fastrt.cluster.uplink")
+        dead = victim.kill_child("fastrt.runtime.uplink")
         wait_until(
-            lambda victim=victim, dead=dead: victim.child("fastrt.cluster.uplink") not in (None, dead), "another"
+            lambda victim=victim, dead=dead: victim.child("fastrt.runtime.uplink") not in (None, dead), "another"
         )
     assert fastrt.get(refs, timeout=60) == list(range(1, 201))
 
@@ -179,7 +179,7 @@ def test_an_uplink_that_waits_for_the_head_ends_with_its_node(runtime_dir, tmp_p
         assert node.stderr is not None
         assert "This node waits for it" in node.stderr.readline()
         children = psutil.Process(node.pid).children(recursive=True)
-        assert any("fastrt.cluster.uplink" in " ".join(child.cmdline()) for child in children)
+        assert any("fastrt.runtime.uplink" in " ".join(child.cmdline()) for child in children)
         node.kill()
         wait_until(lambda: not psutil.wait_procs(children, 0)[1], "the node's processes to end")
 

@@ -51,7 +51,7 @@ def connections(nodes):
     found = 0
     ports = {node.note.address.rpartition(":")[2] for node in nodes}
     for node in nodes:
-        uplink = node.child("fastrt.cluster.uplink")
+        uplink = node.child("fastrt.runtime.uplink")
         for one in uplink.net_connections():
             found += one.status == psutil.CONN_ESTABLISHED and bool(one.raddr) and str(one.raddr.port) in ports
     return found

@@ -123,7 +123,7 @@ def test_nothing_is_lost_under_kills_of_workers_uplinks_nodes_and_the_head(start
                 others.pop(rng.randrange(len(others))).kill()
                 others.append(start("--address", head.head, "--num-workers", "1", "--name", f"n{turn + 3}"))
             elif what == "uplink":
-                rng.choice([head, *others]).kill_child("fastrt.cluster.uplink")
+                rng.choice([head, *others]).kill_child("fastrt.runtime.uplink")
             else:
                 kill_a_worker([head, *others], rng)
                 head.kill_child("fastrt.cluster.head")

@@ -59,7 +59,7 @@ def doors_of(*pids: int) -> list[Door]:
         for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
             words = " ".join(process.cmdline())
             marks = {
-                "fastrt.cluster.head": "head", "fastrt.cluster.uplink": "uplink", "fastrt.runtime.ray_bridge": "bridge",
+                "fastrt.cluster.head": "head", "fastrt.runtime.uplink": "uplink", "fastrt.runtime.ray_bridge": "bridge",
                 '"kind": "scheduler"': "scheduler", '"kind": "coordinator"': "coordinator",
                 "ps scheduler": "parameter servers' scheduler",
             }  # fmt: skip

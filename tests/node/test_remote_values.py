@@ -175,7 +175,7 @@ def test_killed_uplink_loses_nothing(head, start, runs, wait_until, whose):
     read, unread = once.remote(str(runs), 1, 4 * MIB), once.remote(str(runs), 2, 4 * MIB)
     assert fastrt.get(read, timeout=30)[0] == 1
     assert fastrt.wait([unread], timeout=30)[0]
-    (head if "driver" in whose else two).kill_child("fastrt.cluster.uplink")
+    (head if "driver" in whose else two).kill_child("fastrt.runtime.uplink")
     assert fastrt.get(unread, timeout=40)[-1] == 2
     assert fastrt.get(read, timeout=10)[-1] == 1
     assert fastrt.get(total.remote(read, unread), timeout=40) == 3 * MIB // 2
@@ -186,9 +186,9 @@ def test_killed_uplink_loses_nothing(head, start, runs, wait_until, whose):
 
 def lose_uplink_then_node(head, node, wait_until):
     """Kill the uplink of the driver's node, and then a node from which the next uplink could fetch nothing."""
-    with stopped(node.child("fastrt.cluster.uplink"), goes_on=False):
-        before = head.kill_child("fastrt.cluster.uplink")
-        wait_until(lambda: head.child("fastrt.cluster.uplink") not in (before, None), "the next uplink", 20)
+    with stopped(node.child("fastrt.runtime.uplink"), goes_on=False):
+        before = head.kill_child("fastrt.runtime.uplink")
+        wait_until(lambda: head.child("fastrt.runtime.uplink") not in (before, None), "the next uplink", 20)
         node.kill()
 
 
@@ -217,7 +217,7 @@ def test_get_gives_up_in_time_while_the_node_does_not_answer(head, start, runs):
     two = start("--address", head.head, "--num-workers", "1", "--name", "two")
     made = make.remote(str(runs), 1, 4 * MIB)
     assert fastrt.wait([made], timeout=30)[0]
-    uplink = two.child("fastrt.cluster.uplink")
+    uplink = two.child("fastrt.runtime.uplink")
     with stopped(uplink), pytest.raises(fastrt.GetTimeoutError, match="is on another node, and has not arrived"):
         fastrt.get(made, timeout=0.5)
     assert fastrt.get(made, timeout=30)[0] == 1
@@ -285,7 +285,7 @@ def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runt
         large = fastrt.put(np.full(2 * MIB, 3))
         sums = [total.options(scheduling=name).remote(large) for name in names]
         assert fastrt.get(sums, timeout=60) == [6 * MIB] * 3
-        uplink = head.child("fastrt.cluster.uplink")
+        uplink = head.child("fastrt.runtime.uplink")
         ports = {c.laddr.port for c in uplink.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         # This node has called the others to forward tasks; they call it only to fetch.
         calls = [c for c in uplink.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]

@@ -40,8 +40,8 @@ def test_reference_to_what_does_not_exist_yet_survives_the_death_of_an_uplink(he
     refs = fastrt.get(asked.remote(str(gate)), timeout=30)
     assert fastrt.wait(refs, num_returns=2, timeout=0)[0] == []
     node = head if "driver" in whose else two
-    before = node.kill_child("fastrt.cluster.uplink")
-    wait_until(lambda: node.child("fastrt.cluster.uplink") not in (None, before), "the next uplink")
+    before = node.kill_child("fastrt.runtime.uplink")
+    wait_until(lambda: node.child("fastrt.runtime.uplink") not in (None, before), "the next uplink")
     passed_on = fastrt.remote(lambda one: one[1][:3]).remote(refs[1])
     gate.touch()
     assert [fastrt.get(fastrt.get(ref, timeout=30)[0], timeout=30) for ref in refs] == [0, 1]

@@ -55,7 +55,7 @@ class RunningNode:
         return [first, *first.children(recursive=True)]
 
     def child(self, module: str) -> psutil.Process | None:
-        """A process of the node: "fastrt.cluster.uplink", "fastrt.cluster.head"; None while there is none."""
+        """A process of the node: "fastrt.runtime.uplink", "fastrt.cluster.head"; None while there is none."""
         for process in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
                 if module in " ".join(process.cmdline()):

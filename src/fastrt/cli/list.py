@@ -13,8 +13,8 @@ import click
 from fastrt.cli.look import bytes_in_words, joined, look_at
 
 if TYPE_CHECKING:
+    from fastrt.observe.elsewhere import NodeRows
     from fastrt.observe.reading import Rows
-    from fastrt.runtime.nodefile import NodeFile
 
 _BYTES = ("bytes", "stored", "bytes_held", "rss")
 # Columns of the tables; `--json` has all.
@@ -34,16 +34,17 @@ _WIDTH = 160  # when the output is not a terminal
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Only matching rows; may be repeated.")
 @click.option("--limit", default=100, show_default=True, help="How many rows at most; 0: all.")
 @click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
+@click.option("--node", metavar="NAME|ID", help="Only rows of this node of the cluster.")
 @click.option("--this-node", is_flag=True, help="Do not ask the other nodes of a cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with all columns.")
 def list_(
     what: str, state: str | None, name: str | None, filters: tuple[str, ...], limit: int, session: str | None,
-    this_node: bool, as_json: bool,
+    node: str | None, this_node: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """List the unfinished tasks, the actors, the objects or the processes of the sessions on this machine.
 
-    If a session is a node of a cluster, the other nodes are asked too. A node needs a free worker to answer; one that
-    has none within five seconds is left out, with a message on standard error.
+    If a session is a node of a cluster, the other nodes are asked too; they answer also while all their workers are
+    busy. A node that does not answer within five seconds is named on standard error.
     \f
     Raises:
         click.ClickException: no session runs here, or a filter names an unknown column.
@@ -59,18 +60,28 @@ def list_(
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
     from fastrt.observe.reading import Rows, check_columns
+    from fastrt.runtime.state_api import together
 
     try:
         check_columns(what, wanted)
     except ValueError as exc:
         raise click.ClickException(str(exc)) from None
     heads: set[str] = set()  # heads of the clusters that were asked; one node answers for its whole cluster
-    found = look_at(session, lambda path: _rows(path, what, wanted, limit, None if this_node else heads))
+    try:
+        found = look_at(session, lambda path: _found(path, what, wanted, limit, node, None if this_node else heads))
+    except ValueError as exc:
+        raise click.ClickException(str(exc)) from exc
+    groups = [one for more in found.values() for one in more]
+    if node and not groups:
+        raise click.ClickException(f"no session here is a node of a cluster, so there is no node {node!r} to ask")
+    for one in groups:
+        if one.error:
+            click.echo(f"fastrt: rows of node {one.name} are missing: {one.error}", err=True)
     every: list[dict[str, Any]] = []
     for path, more in found.items():
-        every += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
-    totals = [more.total for more in found.values() if more.total is not None]
-    rows = Rows(every[:limit] if limit else every, sum(totals) if len(totals) == len(found) else None)
+        mark = {"session": path.parent.name[:8]} if len(found) > 1 else {}
+        every += [{**mark, **row} for row in together(more, 0)]
+    rows = Rows(every[:limit] if limit else every, together(groups, 0).total)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
@@ -79,42 +90,23 @@ def list_(
         click.echo(f"{rows.note}{f'; --limit 0 shows all {what}' if limit else ''}", err=as_json)
 
 
-def _rows(path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None) -> Rows:
+def _found(
+    path: Path, what: str, wanted: dict[str, Any], limit: int, node: str | None, heads: set[str] | None
+) -> list[NodeRows]:  # fmt: skip
     """The rows of a session's cluster, once per cluster (`heads`); of the session alone if `heads` is None."""
-    from fastrt.observe import reading
+    from fastrt.observe.elsewhere import ANSWER_S
     from fastrt.runtime.nodefile import nodes_here
+    from fastrt.runtime.state_api import rows_by_node
 
-    node = next((node for node in nodes_here(path.parent.parent) if node.socket_path == str(path)), None)
-    try:
-        if node is not None and heads is not None:
-            if node.head in heads:
-                return reading.Rows([], 0)
-            rows = _of_the_cluster(node, what, wanted, limit)
-            heads.add(node.head)
-            return rows
-        with joined(path, "fastrt list") as store:
-            return reading.rows(store, what, wanted, limit)
-    except ValueError as exc:
-        raise click.ClickException(str(exc)) from exc
-
-
-def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> Rows:
-    """Collect the rows of all nodes as a driver: other nodes are asked by tasks, which only drivers can submit."""
-    from fastrt.observe.reading import Rows
-    from fastrt.runtime.driver import init, shutdown
-    from fastrt.runtime.state_api import rows_of
-
-    try:
-        init(address=node.head, log_to_driver=False)
-        found = rows_of(what, limit=limit, all_nodes=True, timeout=5.0, **wanted)
-        others = [row for row in found if not _is_me(row)]
-        return Rows(others, None if found.total is None else found.total - len(found) + len(others))
-    finally:
-        shutdown()
-
-
-def _is_me(row: dict[str, Any]) -> bool:
-    return row.get("kind") == "driver" and row["pid"] == os.getpid()
+    here = next((one for one in nodes_here(path.parent.parent) if one.socket_path == str(path)), None)
+    in_cluster = here is not None and heads is not None
+    if (node and not in_cluster) or (here is not None and heads is not None and here.head in heads):
+        return []
+    with joined(path, "fastrt list") as store:
+        found = rows_by_node(store, what, wanted, limit, ANSWER_S, node=node or "", all_nodes=in_cluster)
+    if here is not None and heads is not None:
+        heads.add(here.head)
+    return found
 
 
 def _show(what: str, rows: Rows) -> None:

@@ -73,10 +73,11 @@ class Idle:
 
 
 def is_used(exchange: Exchange) -> bool:
-    """Return whether anything on this node needs a stream: tasks, calls, actors, objects, searches, or messages."""
+    """Return whether anything on this node needs a stream: tasks, calls, actors, objects, messages, questions."""
     return not (
         exchange.ledger.is_empty
         and exchange.out.is_empty
+        and exchange.questions.is_empty
         and exchange.remote_actors.is_empty
         and exchange.hosted_actors.is_empty
         and not exchange.references.has_stand_ins

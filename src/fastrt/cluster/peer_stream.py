@@ -22,6 +22,7 @@ from fastrt.cluster.idle import Idle
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
+from fastrt.cluster.questions import Questions
 from fastrt.cluster.references import PeerError, References
 from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
 from fastrt.cluster.sent_functions import SentFunctions
@@ -57,6 +58,7 @@ class Exchange:
         traffic: the values that cross the stream.
         out: the queue of messages to the peer.
         functions: the functions that the two nodes have sent each other.
+        questions: what tools of one node ask the other.
         idle: whether both sides agree to close the stream.
 
     Args:
@@ -79,6 +81,7 @@ class Exchange:
         self.workers = self.queued = self.room = self.reported_room = 0
         self.ledger = Ledger()
         self.out = Outgoing(_Frame, _Value)
+        self.questions = Questions(self.out.add)
         self._store = self.store = store
         self._client = self.client = store.client
         self.waiter = waiter
@@ -310,7 +313,8 @@ class Exchange:
 
     def first_frame(self, report: Any) -> Any:
         """Return the first frame: the report of this node, and whether it may claim values."""
-        return _Frame(hello=report, claims=self.traffic.may_claim)
+        answers = self.questions.answer is not None
+        return _Frame(hello=report, claims=self.traffic.may_claim, answers=answers)
 
     def on_frame(self, frame: Any) -> None:
         """Handle a frame of the peer.
@@ -324,6 +328,7 @@ class Exchange:
                 raise PeerError(f"its hello names node {frame.hello.node[:40]!r}: {why or 'the first named another'}")
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
             self.traffic.connect(frame.hello.native, frame.claims)
+            self.questions.peer_answers = frame.answers
         self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
         self._peer_leaves = self._peer_leaves or frame.leaving
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
@@ -355,6 +360,8 @@ class Exchange:
             (frame.release, self._on_release),
             (frame.forget, self.functions.on_forget),  # after the messages that name them
             (frame.output, self.on_output),
+            (frame.question, self.questions.on_question),
+            (frame.page, self.questions.on_page),
         )
         for messages, handle in steps:
             for message in messages:
@@ -418,6 +425,7 @@ class Exchange:
         self.traffic.close(self._peer_leaves)
         what = "was lost" if is_lost else "is disconnected"
         lost = f"node {self.name or '(unnamed)'} {what}: {why}"
+        self.questions.close(lost)
         self.remote_actors.close(self._take_back, lost)
         self.hosted_actors.close()
         self.flows.close()

@@ -1,4 +1,4 @@
-"""The uplink process: connects this node to a cluster. `fastrt.runtime` starts `main(SETTINGS)`.
+"""The uplink: connects this node to a cluster. `fastrt.runtime.uplink` runs it as a process.
 
 The uplink is a client of the arena like a worker, but runs no tasks: it claims tasks that would wait too long here,
 forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers see no difference. When it
@@ -31,12 +31,12 @@ from fastrt.cluster.load import Claims, LoadWatch
 from fastrt.cluster.peer import Peer, nearest, to_call
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
+from fastrt.cluster.questions import Answer, Desk, Question
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
-from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.address import reachable
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
@@ -70,12 +70,20 @@ class Uplink:
 
     Args:
         store: this process's attachment.
-        settings: head, listen, name, workers; see `main`.
+        settings: head, listen, name, workers; see `fastrt.runtime.uplink.main`.
         access: the cluster's identity.
         daemon: the connection to this node's daemon.
+        read: reads a page of this node's rows for another node; None: this node answers no questions.
     """
 
-    def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: join.Lasting) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: dict[str, Any],
+        access: Access,
+        daemon: join.Lasting,
+        read: Callable[[Question], Answer] | None = None,
+    ) -> None:
         self._store = store
         self._client = store.client
         self._client.adopt_job(self._client.job)  # of the tasks that come from other nodes
@@ -118,6 +126,7 @@ class Uplink:
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
+        self._desk = Desk(self._reach, read)
 
     async def run(self) -> None:
         """Serve until SIGTERM comes or the process that started this one ends."""
@@ -132,6 +141,7 @@ class Uplink:
         self._report.native = reachable(self._native.address, self._settings["head"])
         if self._settings["standby"]:
             self._report.standby = reachable(self._settings["standby"], self._settings["head"])
+        await self._desk.open(self._store.socket_path)
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
         if not self._workers:
             self._waiter.open(self._claims)
@@ -153,6 +163,7 @@ class Uplink:
                 exchange.close("the node that forwarded it left the cluster", is_leaving=True)
             self._ended.set()
             await server.stop(_END_S)
+            self._desk.close()
             self._waiter.close()
             self._native.close()
 
@@ -244,6 +255,7 @@ class Uplink:
             exchange.traffic.values.on_keep = lambda ref: self._orders.keep(exchange.node, ref)
             exchange.traffic.values.on_release = lambda objref: self._orders.release(exchange.node, objref)
         exchange.on_output = self._pass_output_to_drivers
+        self._desk.serve(exchange)
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
@@ -375,6 +387,14 @@ class Uplink:
 
     def _on_find(self, message: messages.SearchActor) -> None:
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
+
+    def _reach(self, node: str) -> tuple[bool, Exchange | None]:
+        """Return whether a node is a member, and the stream to it; connect to it if there is none."""
+        peer = self._peers.get(node)
+        if peer is None or peer.report is None:
+            return False, None
+        self._call_soon(peer)
+        return True, peer.exchange if peer.is_open else None
 
     def _connected(self) -> tuple[list[Exchange], bool]:
         """Return one stream for each connected node, and whether every member is connected; connect to the others."""
@@ -568,30 +588,3 @@ class Uplink:
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
             exchange.pass_cancels()
-
-
-def main(argument: str) -> None:
-    """Run the uplink.
-
-    Args:
-        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, peer_idle_s
-            (before an unused stream to another node is closed), standby (address of this node's standby head, or ""),
-            patience_s (the store's), token_file, tls, insecure.
-    """
-    settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
-    try:
-        access = streams.access_of(settings)
-        client, link = join.join(settings["socket"], "tool", "uplink")
-        daemon = join.Lasting(settings["socket"], link)
-
-        async def run() -> None:
-            store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
-            store.serves, store.socket_path = True, settings["socket"]
-            await Uplink(store, settings, access, daemon).run()
-
-        asyncio.run(run())
-        client.close()
-    except FastrtError as exc:
-        sys.stderr.write(f"fastrt: the uplink ends: {exc}\n")
-        sys.exit(1)

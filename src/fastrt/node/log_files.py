@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -315,6 +316,32 @@ def read_page(folder: Path, wanted: Wanted, after: str = "", limit: int = 1000) 
             if len(lines) >= limit or scanned >= _SCAN_BYTES:
                 return Page(lines, f"{number}:{offset}", False)
     return Page(lines, f"{number}:{offset}", True)
+
+
+def tail_page(folder: Path, wanted: Wanted, count: int) -> Page:
+    """Read the last matching lines of a session, the newest file first; arguments and errors are those of `read_page`.
+
+    Returns:
+        The last `count` lines, and where lines that are printed later begin.
+    """
+    hint = wanted.hint()
+    lines: list[LogLine] = []
+    numbers = _numbers(folder)
+    after = ""
+    for number in reversed(numbers):
+        last: deque[LogLine] = deque(maxlen=count - len(lines))
+        offset = 0
+        for line in _lines_of(folder, number, 0, is_last=number == numbers[-1]):
+            offset += len(line) + 1
+            if hint in line:
+                found = decode(line)
+                if found is not None and wanted.has(found):
+                    last.append(found)
+        after = after or f"{number}:{offset}"
+        lines = [*last, *lines]
+        if len(lines) >= count:
+            break
+    return Page(lines, after, True)
 
 
 def _lines_of(folder: Path, number: int, offset: int, is_last: bool) -> Iterator[bytes]:

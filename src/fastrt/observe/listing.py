@@ -201,7 +201,7 @@ def object_row(row: Row, names: Names, pids: dict[int | None, int], lines: dict[
 
 
 def workers(store: Store) -> list[Row]:
-    """Every process that has joined the session, except this one if it is a tool.
+    """Every process that has joined the session, except this one if it is a tool that only looks.
 
     Args:
         store: any process's attachment.
@@ -216,7 +216,7 @@ def workers(store: Store) -> list[Row]:
     held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
     found = []
     for row in clients.table(client.segment):
-        if row["client"] == client.index and row["kind"] == clients.KIND_TOOL:
+        if row["client"] == client.index and row["kind"] == clients.KIND_TOOL and not store.serves:
             continue
         kind = KINDS.get(row["kind"], "?")
         state = "" if kind not in ("worker", "actor") else "idle" if row["task"] is None else "running"

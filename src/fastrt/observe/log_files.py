@@ -7,15 +7,11 @@ a session reads each line once.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastrt.node.log_files import LogFolder, LogLine, Page, Wanted, find_folders, read_page
+from fastrt.node.log_files import LogFolder, LogLine, Page, Wanted, find_folders, read_page, tail_page
 from fastrt.node.logs import prefix_of
-
-_POLL_S = 0.2
 
 
 def sessions(runtime_dir: Path) -> list[LogFolder]:
@@ -29,6 +25,16 @@ def sessions(runtime_dir: Path) -> list[LogFolder]:
         UnsafeFolderError: another user could have written the files.
     """
     return find_folders(runtime_dir)
+
+
+def folder_of(socket_path: str) -> LogFolder | None:
+    """Return the log files of the session whose daemon listens at a socket; None if it has printed nothing.
+
+    Raises:
+        UnsafeFolderError: another user could have written the files.
+    """
+    path = Path(socket_path).parent
+    return next((one for one in find_folders(path.parent) if one.session == path.name), None)
 
 
 def read(
@@ -54,55 +60,28 @@ def read(
 
 def tail(folder: Path, count: int, *, task: str = "", actor: str = "", worker: int = 0) -> Page:
     """Read the last `count` matching lines of a session; the other arguments and the result are those of `read`."""
-    lines: deque[LogLine] = deque(maxlen=count)
-    after = ""
-    while True:
-        page = read(folder, task=task, actor=actor, worker=worker, after=after)
-        lines.extend(page.lines)
-        after = page.after
-        if page.is_end:
-            return Page(list(lines), after, True)
+    return tail_page(folder, Wanted(task.lower(), actor, worker), count)
 
 
-def follow(
-    folder: LogFolder, *, task: str = "", actor: str = "", worker: int = 0, after: str = ""
-) -> Iterator[list[LogLine]]:  # fmt: skip
-    """Iterate over the lines of a session as they are printed, until the session ends.
-
-    Args:
-        folder: the session.
-        task, actor, worker, after: as for `read`.
-    Returns:
-        An iterator over lists of lines; one waits for the next lines, or for the end.
-    """
-    while True:
-        is_alive = any(
-            one.session == folder.session and one.is_alive for one in find_folders(folder.path.parent.parent)
-        )
-        page = read(folder.path, task=task, actor=actor, worker=worker, after=after)
-        after = page.after
-        if page.lines:
-            yield page.lines
-        elif page.is_end and not is_alive:
-            return
-        elif page.is_end:
-            time.sleep(_POLL_S)
-
-
-def as_text(line: LogLine, with_time: bool = False) -> str:
-    """Return a line as a driver prints it: with its prefix, and the local time before it if wanted."""
+def as_text(line: LogLine, with_time: bool = False, node: str = "") -> str:
+    """Return a line as a driver prints it: with its prefix, its node if given, and the local time if wanted."""
     at = ""
     if with_time:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.time)) + f".{int(line.time * 1000) % 1000:03d} "
-    return f"{at}({prefix_of(line.source.name, line.pid)}) {line.text}"
+    of = f", node={node}" if node else ""
+    return f"{at}({prefix_of(line.source.name, line.pid)}{of}) {line.text}"
 
 
-def as_row(line: LogLine) -> dict[str, Any]:
-    """Return a line for programs: time (seconds since 1970), stream, pid, name, task_id, path, actor, job, text."""
+def as_row(line: LogLine, node: str = "") -> dict[str, Any]:
+    """Return a line for programs: time (seconds since 1970), stream, pid, name, task_id, path, actor, job, text, node.
+
+    The node is there only if it is given.
+    """
     source = line.source
     ids = [f"{id:016x}" if id else None for id in (source.task, source.path)]
     return {
         "time": line.time, "stream": "stderr" if line.is_error else "stdout", "pid": line.pid, "name": source.name,
         "task_id": ids[0], "path": ids[1],
         "actor": source.actor or None, "job": f"{source.job:016x}", "text": line.text,
+        **({"node": node} if node else {}),
     }  # fmt: skip

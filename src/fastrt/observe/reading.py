@@ -9,6 +9,8 @@ the page become Python objects.
 from __future__ import annotations
 
 import fnmatch
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,8 +198,9 @@ def counts(store: Store, *, tasks: bool = True, objects: bool = True) -> Counts:
 
 
 def page(
-    store: Store, kind: str, filters: Mapping[str, Any] | None = None, after: int | None = None, limit: int = 100
-) -> Page:
+    store: Store, kind: str, filters: Mapping[str, Any] | None = None, after: int | None = None, limit: int = 100,
+    budget_s: float = math.inf,
+) -> Page:  # fmt: skip
     """Read some rows of a table, ordered by id.
 
     Args:
@@ -206,6 +209,7 @@ def page(
         filters: values by column; text may have the wildcards * and ?, and matches numbers, too.
         after: `next` of the page before; None: from the beginning.
         limit: the largest number of rows; 0: all.
+        budget_s: a page whose filters need the rows ends after so many seconds, with fewer rows.
     Raises:
         ValueError: there is no such table or column, or the limit is negative.
     """
@@ -215,7 +219,7 @@ def page(
         raise ValueError(f"limit={limit}: a page has 0 or more rows")
     wanted = dict(filters or {})
     check_columns(kind, wanted)
-    return _PAGES[kind](store, wanted, after or 0, limit)
+    return _PAGES[kind](store, wanted, after or 0, limit, time.monotonic() + budget_s)
 
 
 def rows(store: Store, kind: str, filters: Mapping[str, Any], limit: int) -> Rows:
@@ -313,7 +317,7 @@ def _states(words: Mapping[int, str], wanted: Any) -> int:
     return sum(1 << state for state, word in words.items() if fits(word, wanted))
 
 
-def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int, until: float) -> Page:
     names, pids = Names(store), listing.pids_of(store)
     core: dict[str, Any] = {}
     if "state" in wanted:
@@ -336,7 +340,7 @@ def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page
         rows, total, following = pages.page_tasks(store.client, after=after, limit=limit, **core)
         return [listing.task_row(row, names, pids) for row in rows], total, following
 
-    return _read(read, wanted, after, limit)
+    return _read(read, wanted, after, limit, until)
 
 
 def _functions_named(store: Store, names: Names, wanted: Any) -> list[tuple[int, int, bool]]:
@@ -368,7 +372,7 @@ def _pid(
     return bool(indexes)
 
 
-def _objects(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+def _objects(store: Store, wanted: dict[str, Any], after: int, limit: int, until: float) -> Page:
     names, pids, lines = Names(store), listing.pids_of(store), call_sites.read(store.socket_path)
     core: dict[str, Any] = {}
     if "state" in wanted:
@@ -395,18 +399,20 @@ def _objects(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Pa
         rows, total, following = pages.page_objects(store.client, after=after, limit=limit, **core)
         return [listing.object_row(row, names, pids, lines) for row in rows], total, following
 
-    return _read(read, wanted, after, limit)
+    return _read(read, wanted, after, limit, until)
 
 
 def _read(
-    read: Callable[[int, int], tuple[list[Row], int, int]], rest: Mapping[str, Any], after: int, limit: int
-) -> Page:
+    read: Callable[[int, int], tuple[list[Row], int, int]], rest: Mapping[str, Any], after: int, limit: int,
+    until: float,
+) -> Page:  # fmt: skip
     """Read a page through the core; filters that it does not know see the rows, a part of the table at a time.
 
     Args:
         read: gives rows after a number, the total and the number to go on after.
         rest: filters that the core does not know.
         after, limit: as for `page`.
+        until: when a page with such filters ends; by `time.monotonic()`.
     """
     found: list[Row] = []
     total: int | None = None
@@ -422,18 +428,18 @@ def _read(
         if not following:
             return Page(found, None, len(found) if rest and not after else None if rest else total)
         after = following
-        if limit and len(found) >= limit:
-            return Page(found, after, total)
+        if (limit and len(found) >= limit) or (rest and time.monotonic() >= until):
+            return Page(found, after, None if rest else total)
 
 
 def _id_of(row: Row) -> int:
     return int(row.get("task_id") or row["object_id"], 16)
 
 
-def _short_table(rows: Callable[[Store], list[Row]]) -> Callable[[Store, dict[str, Any], int, int], Page]:
+def _short_table(rows: Callable[[Store], list[Row]]) -> Callable[[Store, dict[str, Any], int, int, float], Page]:
     """Pages of a table of thousands of rows at most: all are made, and the number of a row is its place."""
 
-    def read(store: Store, wanted: dict[str, Any], after: int, limit: int) -> Page:
+    def read(store: Store, wanted: dict[str, Any], after: int, limit: int, until: float) -> Page:
         found = [row for row in rows(store) if all(fits(row[name], value) for name, value in wanted.items())]
         end = after + limit if limit else len(found)
         return Page(found[after:end], end if end < len(found) else None, len(found))
@@ -441,7 +447,7 @@ def _short_table(rows: Callable[[Store], list[Row]]) -> Callable[[Store, dict[st
     return read
 
 
-_PAGES: dict[str, Callable[[Store, dict[str, Any], int, int], Page]] = {
+_PAGES: dict[str, Callable[[Store, dict[str, Any], int, int, float], Page]] = {
     "tasks": _tasks, "actors": _short_table(listing.actors), "objects": _objects,
     "workers": _short_table(listing.workers),
 }  # fmt: skip

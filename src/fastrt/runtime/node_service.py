@@ -40,7 +40,7 @@ _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
 _MODULES = {
     "head": "fastrt.cluster.head",
     "standby": "fastrt.cluster.head",
-    "uplink": "fastrt.cluster.uplink",
+    "uplink": "fastrt.runtime.uplink",
     "store": "fastrt.runtime.ray_bridge",
 }
 

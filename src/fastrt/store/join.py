@@ -117,9 +117,7 @@ class Link:
 
     def peer(self) -> tuple[int, int]:
         """(pid, uid) of the process at the other end, as the kernel recorded them when it connected or listened."""
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", raw)
-        return pid, uid
+        return peer_of(self._sock)
 
     def hang_up(self) -> None:
         """End the connection in both directions; a thread that waits in `receive` gets EOFError."""
@@ -130,6 +128,13 @@ class Link:
         """Close this end."""
         with contextlib.suppress(OSError):  # a task may have closed any descriptor
             self._sock.close()
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end of a Unix socket; see `Link.peer`."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
 
 
 @dataclasses.dataclass(frozen=True)

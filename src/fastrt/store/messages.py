@@ -351,6 +351,36 @@ class Stop(Message):
     """End when you are idle."""
 
 
+# ---- any process and the uplink ----
+
+
+class AskNode(Message):
+    """Ask another node for a page of its rows. Answered by `NodePage`.
+
+    The other fields are those of `Question` in node.proto.
+
+    Attributes:
+        node: its NodeID.
+    """
+
+    node: str
+    kind: str
+    filters: str
+    after: str
+    limit: U32
+    timeout_ms: U32
+
+
+class NodePage(Message):
+    """A page of another node's rows; the fields are those of `Page` in node.proto."""
+
+    rows: str
+    after: str
+    is_end: bool
+    total: I64
+    error: str
+
+
 # ---- the uplink and the daemon ----
 
 

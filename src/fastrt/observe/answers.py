@@ -1,0 +1,100 @@
+"""Answers questions of other nodes: a bounded page of this node's tables, or of the log of its session.
+
+The uplink calls `answer` in a thread. A question names a table and columns, never a file: what can be read is this
+session's shared memory and this session's folder of log files. Long texts and lists are shortened, so that each row
+fits into a page.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fastrt.cluster.questions import Answer, Question
+from fastrt.foreign_text import read_object
+from fastrt.node.log_files import LOGS_FOLDER, LogLine, Wanted, read_page, tail_page
+from fastrt.observe import reading
+from fastrt.store.client import Store
+
+LOG = "log"
+ROWS_MAX = 1000  # of one page
+BYTES_MAX = 256 << 10  # of one page
+_TEXT_MAX = 16 << 10  # characters of one text; of a line of the log: 64 KiB
+_LINE_MAX = 64 << 10
+_MEMBERS_MAX = 1000  # of one list
+_BUDGET_S = 1.0  # for a page whose filters need to see each row
+
+
+def answer(store: Store, question: Question) -> Answer:
+    """Answer a question of another node.
+
+    Args:
+        store: the uplink's attachment.
+        question: as it came.
+    Returns:
+        The page. One that is not the last can have fewer rows than the limit, or none.
+    Raises:
+        ValueError: there is no such table or column, or a field is malformed.
+        FastrtError, OSError: the rows cannot be read.
+    """
+    filters = read_object(question.filters, "the filters of another node")
+    limit = min(question.limit or ROWS_MAX, ROWS_MAX)
+    if question.kind == LOG:
+        return _log(store, filters, question.after, limit)
+    while True:
+        page = reading.page(store, question.kind, filters, _place(question.after), limit, _BUDGET_S)
+        text = json.dumps([_shortened(row) for row in page.rows])
+        if len(text) <= BYTES_MAX:
+            after = "" if page.next is None else str(page.next)
+            return Answer(text, after, page.next is None, -1 if page.total is None else page.total)
+        limit = max(1, min(limit, len(page.rows)) * BYTES_MAX // (2 * len(text)))
+
+
+def _place(after: str) -> int | None:
+    if not after:
+        return None
+    if not (after.isascii() and after.isdecimal() and len(after) <= 20):
+        raise ValueError(f"{after[:40]!r} is no place in a table: give the `after` of an earlier page")
+    return int(after)
+
+
+def _log(store: Store, filters: dict[str, Any], after: str, limit: int) -> Answer:
+    """Answer with lines of the session's log.
+
+    Args:
+        store: the uplink's attachment.
+        filters: task, actor, worker as of `log_files.read`; tail: only the last lines, so many. The page is the end
+            if it has them all.
+        after, limit: as of a question.
+    """
+    path = Path(store.socket_path)
+    folder = path.parent.parent / LOGS_FOLDER / path.parent.name
+    task, actor, worker, tail = (filters.get(name, default) for name, default in _FILTERS.items())
+    if filters.keys() - _FILTERS.keys() or [type(one) for one in (task, actor, worker, tail)] != [str, str, int, int]:
+        raise ValueError(f"a log is filtered by {', '.join(_FILTERS)}")
+    wanted = Wanted(task.lower(), actor, worker)
+    while True:
+        page = read_page(folder, wanted, after, limit) if not tail else tail_page(folder, wanted, min(tail, limit))
+        text = json.dumps([_row(line) for line in page.lines])
+        if len(text) <= BYTES_MAX:
+            is_whole = not tail or len(page.lines) >= tail or min(tail, limit) == tail
+            return Answer(text, page.after, page.is_end and is_whole)
+        limit = max(1, len(page.lines) * BYTES_MAX // (2 * len(text)))
+
+
+_FILTERS: dict[str, Any] = {"task": "", "actor": "", "worker": 0, "tail": 0}
+
+
+def _row(line: LogLine) -> list[Any]:
+    return [line.time, line.is_error, line.pid, *line.source, line.text[:_LINE_MAX]]
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + "..."
+    if isinstance(value, (list, tuple)):
+        return [_shortened(one) for one in value[:_MEMBERS_MAX]]
+    if isinstance(value, dict):
+        return {name: _shortened(one) for name, one in value.items()}
+    return value

@@ -1,0 +1,42 @@
+"""The uplink process: `node_service` starts `main(SETTINGS)`. It runs an `Uplink`, and lets it answer other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+
+from fastrt.cluster.uplink import Uplink
+from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.grpc import streams
+from fastrt.observe import answers
+from fastrt.store import join
+from fastrt.store.client import Store
+
+
+def main(argument: str) -> None:
+    """Run the uplink.
+
+    Args:
+        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
+            (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, peer_idle_s
+            (before an unused stream to another node is closed), standby (address of this node's standby head, or ""),
+            patience_s (the store's), token_file, tls, insecure.
+    """
+    settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
+    try:
+        access = streams.access_of(settings)
+        client, link = join.join(settings["socket"], "tool", "uplink")
+        daemon = join.Lasting(settings["socket"], link)
+
+        async def run() -> None:
+            store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
+            store.serves, store.socket_path = True, settings["socket"]
+            await Uplink(store, settings, access, daemon, partial(answers.answer, store)).run()
+
+        asyncio.run(run())
+        client.close()
+    except FastrtError as exc:
+        sys.stderr.write(f"fastrt: the uplink ends: {exc}\n")
+        sys.exit(1)

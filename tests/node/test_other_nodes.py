@@ -1,0 +1,232 @@
+"""Rows and log lines of other nodes: from busy, silent and lost nodes, by pages, and from hostile ones."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import fastrt
+from fastrt.cluster.questions import SOCKET, Answer, Desk, Questions
+from fastrt.foreign_text import ForeignTextError
+from fastrt.node.daemon import sweep_sessions
+from fastrt.observe import elsewhere
+from fastrt.store import join
+from fastrt.store.messages import AskNode, ListNodes, NodePage
+from support.cluster import FASTRT, RunningNode
+
+ROWS = 3000
+LINES = 1500  # several pages
+ATTACKER = 40001
+
+
+@pytest.fixture(scope="module")
+def nodes(runtime_dir):
+    """ "one" is the driver's node; "two", as on another machine, has one worker; "three" has none."""
+    far = runtime_dir.parent / "far"
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    join_ = ("--address", head.head, "--token-file", head.note.token_file)
+    two = RunningNode(far, *join_, "--num-workers", "1", "--name", "two")
+    three = RunningNode(runtime_dir, *join_, "--num-workers", "0", "--name", "three")
+    yield {"one": head, "two": two, "three": three}
+    for node in (three, two, head):
+        out, err = node.stop()
+        assert "Traceback" not in err, out + err
+    for folder in (runtime_dir, far):
+        sweep_sessions(folder, folder.parent / "spill")
+
+
+@pytest.fixture(scope="module")
+def driver(runtime_dir, nodes):
+    with fastrt.init(address=nodes["one"].head, runtime_dir=runtime_dir, log_to_driver=False) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def busy(driver, tmp_path, wait_until):
+    """All workers of all nodes run this until the test ends."""
+    go_on = tmp_path / "go on"
+
+    @fastrt.remote
+    def hold(path):
+        while not os.path.exists(path):
+            fastrt.wait([], num_returns=0)
+
+    refs = [hold.options(scheduling=name).remote(str(go_on)) for name in ("one", "two")]
+    wait_until(lambda: len(fastrt.list_tasks(name="*hold", state="running")) >= 2, "all workers to be busy")
+    yield refs
+    go_on.touch()
+    fastrt.get(refs, timeout=30)
+
+
+@contextmanager
+def stopped(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def command(runtime_dir, *words):
+    env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir)}
+    found = subprocess.run([*FASTRT, *words], capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout, found.stderr
+
+
+def test_busy_nodes_and_one_without_workers_answer(busy, nodes, runtime_dir):
+    tasks = fastrt.list_tasks(name="*hold", state="running")
+    assert {row["node"] for row in tasks} >= {"two"}
+    assert {row["node"] for row in fastrt.list_workers(kind="daemon")} == {"one", "two", "three"}
+    assert [row["node"] for row in fastrt.list_workers(kind="worker", node="two")] == ["two"]
+    three = nodes["three"].note.session
+    assert {row["name"] for row in fastrt.list_workers(kind="tool", node=three[:8])} == {"uplink"}
+    rows = json.loads(command(runtime_dir, "list", "tasks", "--json", "--node", "two")[0])
+    assert [row["state"] for row in rows] == ["running"]
+    with pytest.raises(ValueError, match="there is no node 'ten'; there are: one, "):
+        fastrt.list_tasks(node="ten")
+
+
+def test_node_that_does_not_answer_is_named_and_the_others_are_shown(driver, nodes, capfd):
+    with stopped(nodes["two"].child("fastrt.runtime.uplink")):
+        rows = fastrt.list_workers(kind="daemon", timeout=0.5)
+    assert {row["node"] for row in rows} == {"one", "three"}
+    assert "rows of node two are missing: it did not answer within 0.5 s" in capfd.readouterr().err
+
+
+def test_rows_come_by_pages_limits_first_and_counted(driver, nodes, runtime_dir):
+    @fastrt.remote(scheduling="two")
+    class Holder:
+        def __init__(self):
+            self.refs = [fastrt.put(k) for k in range(ROWS)]
+
+        def count(self):
+            return len(self.refs)
+
+    holder = Holder.remote()
+    assert fastrt.get(holder.count.remote(), timeout=30) == ROWS
+    rows = fastrt.list_objects(limit=0, node="two", what="value")
+    assert len({row["object_id"] for row in rows}) == len(rows) >= ROWS
+    assert len(fastrt.list_objects(limit=7, node="two")) == 7
+    # A filter that sees each row.
+    assert len(fastrt.list_objects(limit=0, node="two", counted=0, what="val*")) >= ROWS
+    shown, _ = command(runtime_dir, "list", "objects", "--node", "two", "--limit", "5")
+    count = int(shown.rsplit("showing 5 of ", 1)[1].split(";")[0].replace(",", ""))
+    assert count >= ROWS
+    fastrt.kill(holder)
+
+
+def test_log_of_another_node_is_read_tailed_and_merged_also_without_its_driver(driver, nodes, runtime_dir, wait_until):
+    @fastrt.remote
+    def say(count):
+        for k in range(count):
+            print(f"line {k} " + "x" * 200, flush=True)  # noqa: T201
+
+    fastrt.get([say.options(scheduling="two").remote(LINES), say.options(scheduling="one").remote(3)], timeout=60)
+    socket_path, node = nodes["one"].note.socket_path, nodes["two"].note.session
+
+    def texts():
+        return [line.text.split()[1] for page in elsewhere.log_pages(socket_path, node, {}) for line in page.lines]
+
+    wait_until(lambda: len(texts()) >= LINES, "the daemon to have written all lines")
+    assert texts() == [str(k) for k in range(LINES)]
+    out, _ = command(runtime_dir, "logs", "--node", "two", "-n", "2")
+    assert [line.split(") ")[1].split()[1] for line in out.splitlines()] == [str(LINES - 2), str(LINES - 1)]
+    assert all(", node=two) line" in line for line in out.splitlines())
+    assert len({line.text for line in elsewhere.tail_log(socket_path, node, LINES - 1, {}).lines}) == LINES - 1
+
+    def merged():
+        return [json.loads(line) for line in command(runtime_dir, "logs", "--all-nodes", "--json")[0].splitlines()]
+
+    wait_until(lambda: len(merged()) >= LINES + 3, "the lines of the other node")
+    rows = merged()
+    assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+    assert {(row["node"], row["text"][:6]) for row in rows} >= {("one", "line 0"), ("two", "line 0")}
+    assert elsewhere.read_log(socket_path, node, {"worker": 1}).lines == []
+
+
+@pytest.mark.parametrize("rows", ["{}", "[1]", "[[1, 2]]", '["' + "x" * 300_000, "[" * 40])
+def test_answer_that_is_no_rows_is_named(driver, nodes, rows, monkeypatch):
+    monkeypatch.setattr(elsewhere, "ask", lambda *given: Answer(rows))
+    (found,) = elsewhere.read("", {"0": "zero"}, "tasks", {}, 0, 1.0)
+    assert found.error
+    assert not found.rows
+    with pytest.raises(ForeignTextError):
+        elsewhere.read_log("", "0", {})
+
+
+def test_questions_end_with_the_stream_and_a_peer_of_an_older_version_is_named():
+    async def play():
+        sent = []
+        questions = Questions(lambda field, message, nbytes: sent.append(message))
+
+        class Stream:
+            """All that the desk uses of a stream."""
+
+        stream = Stream()
+        stream.questions = questions
+        desk = Desk(lambda node: (node != "gone", stream), lambda question: Answer())
+        ask = AskNode("there", "tasks", "{}", "", 0, 200)
+        assert "version" in (await desk._pass(ask)).error
+        questions.peer_answers = True
+        assert (await desk._pass(ask)).error == "it did not answer within 0.2 s"
+        assert questions.is_empty
+        questions.on_page(sent[0])  # too late
+        waiting = asyncio.create_task(desk._pass(ask))
+        while questions.is_empty:
+            await asyncio.wait([waiting], timeout=0.01)
+        questions.close("the network was cut")
+        assert (await waiting).error == "the network was cut"
+        desk.close()
+
+    asyncio.run(play())
+
+
+def test_socket_serves_this_user_only_and_refuses_other_messages(driver, nodes):
+    path = Path(nodes["one"].note.socket_path).with_name(SOCKET)
+    assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+    with pytest.raises(fastrt.AttachError, match="list_nodes"):
+        join.inquire(str(path), ListNodes(), NodePage)
+    page = join.inquire(str(path), AskNode("0" * 32, "tasks", "{}", "", 0, 100), NodePage)
+    assert page.error == "it is no member of the cluster"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which takes root")
+def test_another_user_who_reaches_the_socket_gets_nothing():
+    async def attack():
+        with tempfile.TemporaryDirectory(prefix="frt-") as folder:
+            desk = Desk(lambda node: (False, None), lambda question: Answer())
+            await desk.open(str(Path(folder, "node.sock")))
+            for path, mode in ((folder, 0o755), (Path(folder, SOCKET), 0o666)):
+                os.chmod(path, mode)  # as if the folder protected nothing
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setresuid(ATTACKER, ATTACKER, ATTACKER)
+                    with socket.socket(socket.AF_UNIX) as sock:
+                        sock.connect(str(Path(folder, SOCKET)))
+                        os._exit(0 if b"this node belongs to uid 0, not to 40001" in sock.recv(1000) else 1)
+                finally:
+                    os._exit(2)
+            _, status = await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
+            desk.close()
+            return status
+
+    assert asyncio.run(attack()) == 0
+
+
+def test_lost_node_is_no_reason_to_wait(driver, nodes, runtime_dir, wait_until):
+    nodes["two"].kill()
+    rows = fastrt.list_workers(kind="daemon", timeout=1.0)
+    assert {row["node"] for row in rows} == {"one", "three"}
+    wait_until(lambda: len(fastrt.nodes()) == 2, "the node to be gone", 30)
+    assert {row["node"] for row in fastrt.list_workers(kind="daemon")} == {"one", "three"}
