@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from support.cluster import FASTRT
+from support.jobs import needs
+from support.machines import Machines
+from support.netns import UnavailableError
 
 
 class Command:
@@ -63,3 +66,14 @@ def program(tmp_path) -> Callable[[str], str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def machines(tmp_path):
+    needs("ip", "unshare")
+    try:
+        made = Machines(tmp_path, ["ctl", "n1", "n2"])
+    except UnavailableError as exc:
+        pytest.skip(f"network namespaces cannot be made: {exc}")
+    yield made
+    made.close()

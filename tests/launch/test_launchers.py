@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,72 +15,15 @@ import pytest
 
 from fastrt.launch import manifest as manifests
 from fastrt.net.grpc.identity import new_token
-from fastrt.node.daemon import sweep_sessions
 from support import slurm as slurms
 from support.cluster import FASTRT
 from support.jax_members import MEMBERS
+from support.jobs import APP, WAIT, captured, is_swept, needs, rest_of
 from support.machines import Machines
 from support.netns import UnavailableError
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
-# Prints when the first task on another node had run, and on which nodes tasks run.
-APP = """
-import json, os, sys, time
-import fastrt
-
-@fastrt.remote
-def host():
-    return os.uname().nodename, os.environ.get("PMI_FD"), os.environ.get("OMPI_COMM_WORLD_RANK")
-
-with fastrt.init():
-    nodes = fastrt.nodes()
-    others = [node["NodeID"] for node in nodes if not node["IsHere"]]
-    found = fastrt.get([host.options(scheduling=node).remote() for node in others])
-    seen = time.time()
-    print(json.dumps({"names": sorted(node["NodeName"] for node in nodes), "hosts": found, "seen": seen}))
-sys.exit(int(sys.argv[1]))
-"""
-WAIT = """
-import threading
-import fastrt
-with fastrt.init():
-    print("up", len(fastrt.nodes()), flush=True)
-    threading.Event().wait(120)
-"""
-
-
-def is_swept(runtime_dir: Path, folder: Path) -> bool:
-    """Remove what killed nodes have left, as the next session does; whether no session is left."""
-    sweep_sessions(runtime_dir, folder / "spill")
-    return not [path for path in runtime_dir.iterdir() if path.is_dir()]
-
-
-def needs(*names: str) -> None:
-    absent = [name for name in names if shutil.which(name) is None]
-    if absent:
-        pytest.skip(f"not installed: {', '.join(absent)}")
-
-
-def rest_of(command: str) -> list[psutil.Process]:
-    """Processes of jobs with this program that still run."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if command in process.cmdline():
-                found.append(process)
-    return found
-
-
-@pytest.fixture
-def machines(tmp_path):
-    needs("ip", "unshare")
-    try:
-        made = Machines(tmp_path, ["ctl", "n1", "n2"])
-    except UnavailableError as exc:
-        pytest.skip(f"network namespaces cannot be made: {exc}")
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -251,19 +193,9 @@ def test_nothing_readable_goes_over_the_network(srun, slurm, program, tmp_path):
     )
     path = program(text)
     capture = tmp_path / "capture.pcap"
-    words = ["tcpdump", "-i", "wire", "-s", "0", "-U", "-w", str(capture), "tcp"]
-    listening = subprocess.Popen(
-        ["ip", "netns", "exec", slurm.machines.namespace("n2"), *words], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        for line in listening.stderr:
-            if "listening on" in line:
-                break
+    with captured(slurm.machines, "n2", capture):
         code, out, err = srun.run("--num-workers", "1", path)
         assert (code, out) == (0, "n2 True\nn2 True\n"), err
-    finally:
-        listening.terminate()
-        listening.communicate(timeout=20)
     seen = capture.read_bytes()
     assert len(seen) > 2_000_000  # the large value went there and back
     assert str(path).encode() in seen  # the capture works: Slurm sends the command in the clear

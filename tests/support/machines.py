@@ -2,11 +2,10 @@
 
 import os
 import shlex
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from .netns import UnavailableError, ip
+from .netns import ip, make_network
 
 _counter = 0
 
@@ -33,7 +32,7 @@ class Machines:
         self._hosts.write_text("\n".join(["127.0.0.1 localhost", *rows]) + "\n")
         self._made: list[str] = []
         try:
-            self._make()
+            make_network(self._prefix + "r", {self.namespace(name): self.address(name) for name in names}, self._made)
         except BaseException:
             self.close()
             raise
@@ -66,22 +65,3 @@ class Machines:
         """Remove everything; processes that still run there keep their namespace until they end."""
         while self._made:
             ip("netns", "del", self._made.pop())
-
-    def _make(self) -> None:
-        router = self._prefix + "r"
-        try:
-            ip("netns", "add", router)
-        except (OSError, subprocess.CalledProcessError) as exc:
-            raise UnavailableError(f"{exc}: {getattr(exc, 'stderr', '')!r}") from None
-        self._made.append(router)
-        ip("netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        for name in self._names:
-            end, gateway = self.namespace(name), self.address(name)[:-1] + "1"
-            ip("netns", "add", end)
-            self._made.append(end)
-            ip("-n", end, "link", "set", "lo", "up")
-            ip("-n", router, "link", "add", "to" + name, "type", "veth", "peer", "name", "wire", "netns", end)
-            for where, link, address in ((router, "to" + name, gateway), (end, "wire", self.address(name))):
-                ip("-n", where, "addr", "add", address + "/24", "dev", link)
-                ip("-n", where, "link", "set", link, "up")
-            ip("-n", end, "route", "add", "default", "via", gateway)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Mapping
 
 _counter = 0
 
@@ -20,6 +21,36 @@ class UnavailableError(Exception):
     """Network namespaces cannot be made here: for want of `ip`, or of the privilege."""
 
 
+def make_network(router: str, hosts: Mapping[str, str], made: list[str]) -> None:
+    """Make namespaces whose link `wire` leads to a router, where the other ends are `to0`, `to1` and so on.
+
+    Args:
+        router: its namespace.
+        hosts: the address of each namespace; its network has 24 bits and belongs to it alone.
+        made: gets the namespaces, as far as they were made.
+    Raises:
+        UnavailableError: the first namespace cannot be made.
+        subprocess.CalledProcessError: something later fails, which is a fault.
+    """
+    try:
+        ip("netns", "add", router)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        raise UnavailableError(f"{exc}: {getattr(exc, 'stderr', '')!r}") from None
+    made.append(router)
+    ip("-n", router, "link", "set", "lo", "up")
+    ip("netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    for k, (end, address) in enumerate(hosts.items()):
+        gateway = address.rpartition(".")[0] + ".1"
+        ip("netns", "add", end)
+        made.append(end)
+        ip("-n", end, "link", "set", "lo", "up")
+        ip("-n", router, "link", "add", f"to{k}", "type", "veth", "peer", "name", "wire", "netns", end)
+        for where, link, one in ((router, f"to{k}", gateway), (end, "wire", address)):
+            ip("-n", where, "addr", "add", one + "/24", "dev", link)
+            ip("-n", where, "link", "set", link, "up")
+        ip("-n", end, "route", "add", "default", "via", gateway)
+
+
 class Net:
     """Hosts "a" and "b". A cut drops packets in the router, without a word to either side.
 
@@ -36,7 +67,7 @@ class Net:
         self._cuts: set[str] = set()
         self._unplugged: set[str] = set()
         try:
-            self._make()
+            make_network(self._prefix + "r", {self._prefix + name: self.host(name) for name in "ab"}, self._made)
         except BaseException:
             self.close()
             raise
@@ -58,13 +89,13 @@ class Net:
     def unplug(self, *hosts: str) -> None:
         """Take the link to these hosts down: unlike at a cut, their kernels see that the carrier is gone."""
         for name in set(hosts) - self._unplugged:
-            ip("-n", self._prefix + "r", "link", "set", "to" + name, "down")
+            ip("-n", self._prefix + "r", "link", "set", f"to{'ab'.index(name)}", "down")
             self._unplugged.add(name)
 
     def heal(self) -> None:
         """Pass everything on again."""
         while self._unplugged:
-            ip("-n", self._prefix + "r", "link", "set", "to" + self._unplugged.pop(), "up")
+            ip("-n", self._prefix + "r", "link", "set", f"to{'ab'.index(self._unplugged.pop())}", "up")
         while self._cuts:
             ip("-n", self._prefix + "r", "route", "del", "blackhole", self.host(self._cuts.pop()) + "/32")
 
@@ -72,24 +103,3 @@ class Net:
         """Remove everything; processes that still run there keep their namespace until they end."""
         while self._made:
             ip("netns", "del", self._made.pop())
-
-    def _make(self) -> None:
-        router = self._prefix + "r"
-        try:
-            ip("netns", "add", router)
-        except (OSError, subprocess.CalledProcessError) as exc:
-            raise UnavailableError(f"{exc}: {getattr(exc, 'stderr', '')!r}") from None
-        self._made.append(router)
-        ip("-n", router, "link", "set", "lo", "up")
-        for name in (self._prefix + "a", self._prefix + "b"):
-            ip("netns", "add", name)
-            self._made.append(name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        for name in "ab":
-            end, gateway = self._prefix + name, self.host(name)[:-1] + "1"
-            ip("-n", router, "link", "add", "to" + name, "type", "veth", "peer", "name", "wire", "netns", end)
-            for where, link, address in ((router, "to" + name, gateway), (end, "wire", self.host(name))):
-                ip("-n", where, "addr", "add", address + "/24", "dev", link)
-                ip("-n", where, "link", "set", link, "up")
-            ip("-n", end, "route", "add", "default", "via", gateway)

@@ -27,6 +27,8 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--head", envvar="FASTRT_HEAD_HOST", help="HOST or HOST:PORT of rank 0; default: the launcher's.")
 @click.option("--job", envvar="FASTRT_JOB", help="A name that all processes of the job have, and no other job.")
 @click.option("--host", envvar="FASTRT_HOST", help="Address of this machine for the others, if the wrong one is found.")
+@click.option("--hosts", help="Start a node on each of these machines by ssh: a,b:2222,user@c[1-3].")
+@click.option("--python", help="Python on these machines; default: the path of this one.")
 @click.option("--min-nodes", type=click.IntRange(1), help="Start the program when so many are there; default: all.")
 @click.option("--timeout", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds to wait for them.")
 @click.option(
@@ -62,6 +64,7 @@ def run(context: click.Context, /, **given: Any) -> None:
 
     Alone it runs the program on this machine. Under srun, mpirun, torchrun or in an indexed Job of Kubernetes the same
     command runs once on each machine: rank 0 runs the program, and the others are nodes until the program has ended.
+    With --hosts it starts a node on each of these machines by ssh; the program runs here.
     The exit code is the program's.
 
     \f
@@ -86,13 +89,17 @@ def _place(given: dict[str, Any]) -> Place:
     from fastrt.launch.detect import detect, override
 
     place = detect(os.environ, socket.gethostname())
-    return override(place, given["rank"], given["size"], given["head"], given["job"])
+    place = override(place, given["rank"], given["size"], given["head"], given["job"])
+    if given["hosts"] is not None and place.size != 1:
+        raise click.UsageError(f"--hosts starts the nodes itself, and {place.launcher} has started this process as one")
+    return place
 
 
 def _run(place: Place, given: dict[str, Any]) -> int:
     from fastrt.launch.job import JobOptions
     from fastrt.launch.job import run as run_job
     from fastrt.launch.servers import ServerOptions
+    from fastrt.launch.ssh import parse_hosts
     from fastrt.net.grpc.auth import read_token
 
     words = list(given["words"])
@@ -115,5 +122,7 @@ def _run(place: Place, given: dict[str, Any]) -> int:
         quiet=given["quiet"],
         jax=given["jax"],
         servers=ServerOptions(given["ps"], given["ps_mode"], given["ps_workers"]),
+        hosts=parse_hosts(given["hosts"]) if given["hosts"] is not None else (),
+        python=given["python"] or sys.executable,
     )
     return run_job(place, options)

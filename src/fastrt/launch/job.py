@@ -24,16 +24,18 @@ from fastrt.launch.meeting import Attendance, Meeting, attend, enter, ports_of
 from fastrt.launch.program import Program, Signals
 from fastrt.launch.secret import token_of_job
 from fastrt.launch.servers import ServerOptions, Servers
+from fastrt.launch.ssh import SshHost, SshNodes, address_towards
 from fastrt.net.address import is_loopback_host, join_address, reachable
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.runtime.node_service import Node, NodeOptions
 from fastrt.runtime.nodes import nodes_at
-from fastrt.runtime.session import start
+from fastrt.runtime.session import Embedded, start
 
 ADDRESS = "FASTRT_ADDRESS"  # where `fastrt.init` in the program finds its node
 _JAX = "jax"  # the door to the coordinator, and its socket
 _TICK_S = 0.05
 _QUIET_TICK_S = 1.0  # once all nodes are there
+_START_S = 2.0  # for the start of a node whose job is over
 _STORE_BYTES_MIN = 16 << 20
 _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 
@@ -54,6 +56,10 @@ class JobOptions:
         quiet: whether only faults are printed.
         jax: whether rank 0 serves a coordinator for JAX.
         servers: the job's parameter servers.
+        hosts: machines on which ssh starts the other nodes.
+        python: the interpreter there.
+        name: of this process's node; empty: that of the machine.
+        over: ends this process's node when it is set.
     """
 
     words: Sequence[str]
@@ -67,6 +73,22 @@ class JobOptions:
     quiet: bool = False
     jax: bool = False
     servers: ServerOptions = field(default_factory=ServerOptions)
+    hosts: Sequence[SshHost] = ()
+    python: str = sys.executable
+    name: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def order(self, size: int, address: str, token: str) -> dict[str, Any]:
+        """Return what a node on another machine needs to know, besides its rank and name; see `remote.main`.
+
+        Args:
+            size: processes of the job.
+            address: of the meeting.
+            token: of the job.
+        """
+        about = {"size": size, "address": address, "token": token, "settings": dict(self.settings)}
+        seconds = {name: float(getattr(self, name)) for name in ("patience_s", "timeout_s", "grace_s")}
+        return {**about, **seconds, "folder": os.getcwd(), "jax": self.jax}
 
 
 def run(place: Place, options: JobOptions) -> int:
@@ -78,6 +100,10 @@ def run(place: Place, options: JobOptions) -> int:
         FastrtError: the job cannot start; the message says why.
     """
     with Signals() as signals:
+        if options.hosts:
+            names = [str(host) for host in options.hosts]
+            place = Place("ssh", 0, 1 + len(names), hosts=(socket.gethostname(), *names))
+            options = replace(options, token=options.token or new_token())
         if place.size == 1:
             if not options.jax:
                 return _run_alone(options, signals)
@@ -160,7 +186,7 @@ class _Part:
         speaker = _Speaker(options.quiet)
         self.say, self.note = speaker.say, speaker.note
         host = socket.gethostname().partition(".")[0]
-        self.name = host if place.local_size == 1 else f"{host}-{place.local_rank}"
+        self.name = options.name or (host if place.local_size == 1 else f"{host}-{place.local_rank}")
 
         self.door: Door | None = None
 
@@ -229,24 +255,32 @@ class _First(_Part):
 
     _coordinator = ""  # path of its Unix socket
     _host = ""
+    ssh: SshNodes | None = None
 
     def run_node(self) -> int:
         meeting = Meeting(self.identity, self.place.size, self.place.port, self.say)
         try:
+            self._host = self.options.host or address_towards(self.options.hosts) or _host_of(self.place.head)
+            if self.options.hosts:
+                order = self.options.order(self.place.size, join_address(self._host, meeting.port), self.token)
+                self.ssh = SshNodes(self.options.hosts, self.options.python, order, self.options.timeout_s, self.say)
             if self.board is not None:
                 addresses = [join_address(host, meeting.port) for host in _own_hosts(self.options.host)]
                 threading.Thread(target=self._publish, args=[",".join(addresses)], daemon=True).start()
-            self._host = self.options.host or _host_of(self.place.head)
             with self._node(self._host, meeting) as node:
                 watching = self.watched(node)
                 try:
                     return self._serve(node, meeting)
                 finally:
+                    if self.ssh is not None:
+                        self.ssh.end()
                     meeting.close()
                     node.stop()
                     watching.join()
         finally:
             meeting.close()
+            if self.ssh is not None:
+                self.ssh.close()
 
     def connect_to_coordinator(self) -> socket.socket:
         """Connect to the coordinator of this node."""
@@ -300,8 +334,8 @@ class _First(_Part):
 class _Roll:
     """The nodes that are there, those that are missing, and why."""
 
-    def __init__(self, node: Node, meeting: Meeting, part: _Part) -> None:
-        self._node, self._meeting, self._part = node, meeting, part
+    def __init__(self, node: Node, meeting: Meeting, part: _First) -> None:
+        self._node, self._meeting, self._part, self._ssh = node, meeting, part, part.ssh
         self._there: dict[str, str] = {}  # names by node
         self._since = time.monotonic()
         self._reports = 1
@@ -325,6 +359,8 @@ class _Roll:
                 if number in _ENDING:
                     self._part.say(f"ended by {signal.Signals(number).name} before the program had started")
                     return -number
+            if self._ssh is not None and self._part.place.size - len(self._ssh.lost()) < wanted:
+                raise FastrtError(f"{wanted} nodes are wanted, and these cannot come:\n{self._missing()}")
             if time.monotonic() > self._since + options.timeout_s:
                 came = f"{len(self._there)} of {wanted} nodes came in {options.timeout_s:g} s (--timeout)"
                 raise FastrtError(f"{came}:\n{self._missing()}")
@@ -368,6 +404,8 @@ class _Roll:
     def _why(self, rank: int, arrival: Any) -> str:
         if arrival is not None:
             return arrival.refused or f"its node {arrival.name} has connected and is starting, or it has left"
+        if self._ssh is not None and self._ssh.why(rank):
+            return self._ssh.why(rank)
         if self._part.place.hosts:
             host = self._part.place.hosts[rank]
             try:
@@ -397,11 +435,14 @@ class _Other(_Part):
             runtime.end_for_all()
             return 0
         self._meeting = attendance.address
-        over = threading.Event()
+        over = self.options.over
+        is_up = threading.Event()
         threading.Thread(target=_wait_for_end, args=[attendance, over], name="fastrt-end", daemon=True).start()
+        threading.Thread(target=self._give_up, args=[runtime, is_up], name="fastrt-give-up", daemon=True).start()
         try:
             host = self.options.host or attendance.host
             with Node(self.node_options(config, host, attendance.where["head"]), runtime) as node:
+                is_up.set()
                 watching = self.watched(node)
                 try:
                     self._wait(node, over)
@@ -418,13 +459,23 @@ class _Other(_Part):
             raise ConnectionRefusedError("rank 0 has not been reached yet")
         return enter(self.identity, self._meeting, _JAX, self.place.rank, self.name)
 
+    def _give_up(self, runtime: Embedded, is_up: threading.Event) -> None:
+        """End this process if the job is over before the node is up: its uplink would wait for the ended head."""
+        self.options.over.wait()
+        if is_up.wait(_START_S):
+            return
+        if self.board is not None:
+            self.board.close()
+        runtime.end_for_all()
+        os._exit(0)
+
     def _found(self, finding: Future[Attendance]) -> Attendance | None:
         """Wait for the connection to rank 0; None when a signal ends the wait."""
         while True:
             try:
                 return finding.result(_TICK_S)
             except FutureTimeoutError:  # before Python 3.11 it is another class than TimeoutError
-                if set(self.signals.take()) & _ENDING:
+                if self.options.over.is_set() or set(self.signals.take()) & _ENDING:
                     return None
 
     def _attend(self) -> Attendance:
