@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastrt._core.repair.fsck import usage
+from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, outbox, uplink, value_traffic
 from fastrt.errors import FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net.grpc import streams
@@ -56,26 +57,36 @@ class Family:
     Attributes:
         shape: the kind of its programs.
         faults: the names of the faults that it chooses from; empty: all.
-        tidy_s, idle_s: one of these.
+        tidy_s, idle_s, bytes_a_second, delay_s: one of these.
+        retries: of each task; None: the seed chooses.
     """
 
     shape: Shape = field(default_factory=Shape)
     faults: tuple[str, ...] = ()
     tidy_s: tuple[float, ...] = (uplink._TIDY_S, 0.1, 0.02)  # more often: more releases cross other messages
     idle_s: tuple[float, ...] = (4.0, 0.5)  # before an unused stream is closed
+    bytes_a_second: tuple[float, ...] = (1e8,)  # of fetched values
+    delay_s: tuple[float, ...] = (0.0002, 0.001, 0.01)  # the most, between two nodes
+    retries: int | None = None
 
 
-_HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), 4)
+_HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
 FAMILIES = {
     "": Family(),
     # No faults: no error is an excuse, and no task runs twice.
-    "calm": Family(Shape(pinned=0.6, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.2), functions=3),
-                   (), (0.1, 0.02), (0.05, 0.02)),
+    "calm": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), functions=3, forget=0.5,
+                         cancel=0.0, kids=(0, 0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
+                   delay_s=(0.01, 0.1, 0.4)),
     # Streams break again and again, while the same few objects are used everywhere.
-    "breaks": Family(_HOT, ("break", "break", "break", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1)),
-    "uplinks": Family(_HOT, ("kill_uplink", "kill_uplink", "break", "kill_head", "drop_copies"), (0.1, 0.02), (4.0,)),
+    "breaks": Family(_HOT, ("break", "break", "break", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1),
+                     (1e8, 1e6, 1e5)),
+    "uplinks": Family(_HOT, ("kill_uplink", "kill_uplink", "kill_and_cut", "break", "kill_head", "drop_copies"),
+                      (0.1, 0.02), (4.0,)),
+    # Several nodes fetch the same values slowly, and many stop.
+    "wide": Family(Shape((50_000,), 2, 0.8, (0, 0, 1), (0.01, 0.1, 0.3), 0.2, (0.05, 0.3), cancel=0.4),
+                   ("break", "drop_copies", "cut"), (0.1, 0.02), (4.0,), (1e6, 2e5, 5e4)),
     # The same tasks are lost several times.
-    "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5), 2),
+    "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5)),
                      ("lose_node", "lose_node", "kill_worker", "kill_worker", "drop_copies")),
 }  # fmt: skip
 
@@ -123,7 +134,8 @@ class Cluster:
         self.access = SimpleNamespace(identity=SimpleNamespace(why_refused=lambda *args: None), insecure=True, tls=None)
         family = FAMILIES[plan.family]
         self.family = family
-        self.program = Program(rng, plan.drivers, plan.tasks, -1 if plan.retries else None, family.shape)
+        retries = -1 if plan.retries else family.retries
+        self.program = Program(rng, plan.drivers, plan.tasks, retries, family.shape)
         self.head_address = "10.0.0.1:7000"
         self.starts: dict[int, int] = {}
         self.extra_runs: dict[int, int] = {}
@@ -138,6 +150,7 @@ class Cluster:
         knobs = random.Random(plan.seed ^ 0x5E77)
         self.tidy_s = knobs.choice(family.tidy_s)
         self.idle_s = knobs.choice(family.idle_s)
+        self.world.network.bytes_a_second = knobs.choice(family.bytes_a_second)
 
     def next_port(self) -> int:
         self._port += 1
@@ -170,7 +183,7 @@ class Cluster:
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
 
     def count_extra_run(self, number: int) -> None:
-        """Note a death of a worker that the task's owner does not count: another node runs the task again."""
+        """Note that a node which does not own a task runs it again: the owner does not count that run."""
         self.extra_runs[number] = self.extra_runs.get(number, 0) + 1
 
     @property
@@ -223,7 +236,7 @@ class Cluster:
         world.network.hosts["10.0.0.1"] = "head"
         for a in ("head", *(node.host for node in self.nodes)):
             for b in ("head", *(node.host for node in self.nodes)):
-                world.network.spread_s[a, b] = world.rng.choice((0.0002, 0.001, 0.01))
+                world.network.spread_s[a, b] = world.rng.choice(self.family.delay_s)
         drivers = self.drivers
         for k, ops in enumerate(self.program.drivers):
             node = self.nodes[k % len(self.nodes)]
@@ -303,6 +316,18 @@ class Cluster:
                 node.kill(node.uplink)
 
         return f"kill the uplink of n{k + 1}", fault, 1.0
+
+    def _kill_and_cut(self, rng: random.Random) -> Any:
+        a, b = rng.sample(range(self.plan.nodes), 2)
+        seconds = rng.uniform(3.0, 12.0)
+
+        def fault() -> None:
+            node = self.nodes[a]
+            if node.alive and node.uplink.process.alive:
+                node.kill(node.uplink)
+                self.world.network.cut(f"n{a + 1}", f"n{b + 1}", seconds, True)
+
+        return f"kill the uplink of n{a + 1} and cut n{a + 1} - n{b + 1} for {seconds:.2f} s", fault, seconds + 1.0
 
     def _kill_worker(self, rng: random.Random) -> Any:
         k, which = rng.randrange(self.plan.nodes), rng.random()
@@ -437,6 +462,12 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
 
         def __eq__(self, other: object) -> bool:
             return self is other
+
+        def close(self, *args: Any, **kwargs: Any) -> None:
+            for _, sent in () if self.closed else self.ledger.open():
+                if core.info(self.client, sent.task)["hops"]:
+                    cluster.count_extra_run(core.arguments(self.client, sent.task)[1][0])
+            super().close(*args, **kwargs)
 
     def native(store: Any, access: Any, listen: str) -> Native:
         process = world.current

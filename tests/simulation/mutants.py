@@ -57,6 +57,10 @@ MUTANTS = [
            "if found is not None and found[1] > 1:", "if False:"),
     Mutant("claim: all that is needed, while another stream has not ended here yet", "claiming",
            "        if self._is_only():\n", "        if True:\n"),
+    Mutant("export: a value that is elsewhere is not held", "peer_stream",
+           " or spill.is_spilled(self._client, ref)\n", "\n"),
+    Mutant("stream: a task with all its results runs again", "peer_stream",
+           "            if self._has_results(sent.task):\n", "            if False:\n"),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(form.left - 1, 0)", "form.left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n"),

@@ -26,7 +26,6 @@ KEEPALIVE_S = (5.0, 10.0)  # a cut network is noticed between these times
 CONNECT_S = 2.0  # for a connection over a network that is cut
 SILENCE_S = 5.0  # until a fetch over a cut network fails
 RESTORE_S = 0.05  # before a sender looks again for bytes that it has asked for
-BYTES_A_SECOND = 1e8
 WINDOW = 16  # messages on the way before a writer waits
 
 
@@ -234,6 +233,7 @@ class Network:
         self.spread_s: dict[tuple[str, str], float] = {}
         self.natives: dict[str, Any] = {}
         self.messages = self.nbytes = self.fetched = 0
+        self.bytes_a_second = 1e8
 
     def host_of(self, address: str) -> str:
         return self.hosts.get(address.rpartition(":")[0], address)
@@ -404,7 +404,7 @@ class _Fetch:
             return
         copy = _Copy(bytes(sealed.pin), sealed.kind, sealed.is_error)
         network.fetched += len(copy.pin)
-        lasts = network.delay(host, process.host) + len(copy.pin) / BYTES_A_SECOND
+        lasts = network.delay(host, process.host) + len(copy.pin) / network.bytes_a_second
         world.after(lasts, lambda: self.arrive(native.process, copy))
 
     def arrive(self, sender: Process, copy: _Copy) -> None:

@@ -208,6 +208,8 @@ class Driver(Member):
                 await self.get(rest[0], self.refs[rest[0]], 0, set())
             elif what == "drop":
                 self.refs.pop(rest[0], None)
+            elif what == "forget":
+                self.refs.clear()
             elif what == "cancel":
                 ref = self.refs.get(cluster.program.tasks[rest[0]].results[0])
                 if ref is not None:
@@ -319,6 +321,7 @@ class Node:
         self.uplink: Any = self._add(UplinkMember(self))
         self.drivers: list[Driver] = []
         self.world.after(1.0, self._tend)
+        self.world.after(1.0, self._sweep)
 
     def _add(self, member: Any) -> Any:
         self.members[member.slot] = member
@@ -367,9 +370,13 @@ class Node:
         if self.alive:
             self.admission.refresh()
             self.kept.tend(self.admission.uplink)
-            functions.sweep(self.client)
             self.after_step()
             self.world.after(1.0, self._tend)
+
+    def _sweep(self) -> None:
+        if self.alive:
+            functions.sweep(self.client)
+            self.world.after(self.world.rng.random(), self._sweep)
 
     def drop_copies(self) -> None:
         """Drop copies of values that other nodes keep, as a full store does."""

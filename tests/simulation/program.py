@@ -28,7 +28,10 @@ class Shape:
         durations: of tasks, in seconds; at most one of these.
         drop: how often a driver drops a reference, of its operations.
         burst_s: the longest pauses between operations; one of these.
+        results: how many results a task has; one of these.
         functions: how many different functions the tasks run.
+        forget: how often a driver drops all its references, of its groups of operations.
+        cancel: how many of a driver's tasks are cancelled.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -38,7 +41,10 @@ class Shape:
     durations: tuple[float, ...] = (0.0005, 0.01, 0.1, 0.5)
     drop: float = 0.1
     burst_s: tuple[float, ...] = (0.01, 0.2, 1.5)
+    results: tuple[int, ...] = (1, 1, 1, 2)
     functions: int = 1
+    forget: float = 0.0
+    cancel: float = 0.08
 
 
 @dataclass
@@ -117,6 +123,9 @@ class Program:
         """A few more operations of one driver."""
         rng, scope = self._rng, ops[0][1]
         made: list[tuple] = []
+        if self._shape.forget and rng.random() < self._shape.forget:
+            made += [("forget",), ("sleep", rng.random() * self._shape.burst_s[-1])]
+            scope.clear()
         for _ in range(rng.randint(1, 6)):
             what = rng.random()
             if what < 0.2:
@@ -129,7 +138,7 @@ class Program:
                 made.append(("submit", task.number))
                 self.by_driver.append((task.args, task.results))
                 scope += task.results
-                if rng.random() < 0.08:
+                if rng.random() < self._shape.cancel:
                     # Half of them end only so.
                     task.duration_s = rng.choice((task.duration_s, ENDLESS_S))
                     made += [("sleep", rng.random() * 0.1), ("cancel", task.number)]
@@ -176,7 +185,7 @@ class Program:
             kid = self._task(inner, depth + 1)
             task.kids.append(kid.number)
             inner += kid.results
-        for k in range(rng.choice((1, 1, 1, 2))):
+        for k in range(rng.choice(shape.results)):
             key = self._object(f"t{task.number}.{k}", self._some(inner, 3), ERROR if task.fails else VALUE)
             self.maker[key] = task.number
             task.results.append(key)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, remote, spill
 from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.generator_handles import Streams
@@ -293,7 +293,9 @@ class Exchange:
         if generators.is_stream(self._client, ref):
             self.streams.feed(ref)
             return
-        if not handles.is_ready(self._client, ref) and not actors.is_actor(self._client, ref):
+        # Its value is sent only later: the peer claims it if this process dies before.
+        is_later = not handles.is_ready(self._client, ref) or spill.is_spilled(self._client, ref)
+        if is_later and not actors.is_actor(self._client, ref):
             self.traffic.hold(ref)
         self.send_when_ready(ref)
 
@@ -431,7 +433,9 @@ class Exchange:
         self.flows.close()
         self.streams.close(lost)
         for _, sent in self.ledger.open():
-            if core.cancelled(self._client, sent.task):
+            if self._has_results(sent.task):
+                core.finish(self._client, sent.task)  # only the peer's word that it has ended is missing
+            elif core.cancelled(self._client, sent.task):
                 self.end(sent.task, TaskCancelledError("the task was cancelled"))
             elif not core.retry(self._client, sent.task):
                 attempts = core.info(self._client, sent.task)["attempts"]
@@ -442,6 +446,11 @@ class Exchange:
         self.ledger.clear()
         self.references.clear()
         self.functions.clear()
+
+    def _has_results(self, task: int) -> bool:
+        """Return whether a forwarded task has results, and all of them are sealed: the peer may keep their values."""
+        returns = core.info(self._client, task)["returns"]
+        return returns > 0 and not any(remote.result_objref(self._client, task, k) for k in range(returns))
 
     def _take_back(self, number: int) -> int | None:
         """Remove a forwarded task by its number; return its index if it has not ended yet."""
