@@ -186,6 +186,12 @@ class Cluster:
         """Note that a node which does not own a task runs it again: the owner does not count that run."""
         self.extra_runs[number] = self.extra_runs.get(number, 0) + 1
 
+    def count_runs_again(self, exchange: Any) -> None:
+        """Count the tasks of other nodes that run again because a stream ends."""
+        for _, sent in () if exchange.closed else exchange.ledger.open():
+            if core.info(exchange.client, sent.task)["hops"]:
+                self.count_extra_run(core.arguments(exchange.client, sent.task)[1][0])
+
     @property
     def may_fail(self) -> bool:
         """Whether a task may be given up after as many attempts as it may have."""
@@ -445,6 +451,9 @@ class _Inline:
             self._target()
 
 
+_THREADS = SimpleNamespace(Thread=_Inline)
+
+
 @contextlib.contextmanager
 def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
     """Put the simulator's clock, randomness, sockets and threads in the place of the real ones."""
@@ -464,9 +473,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
             return self is other
 
         def close(self, *args: Any, **kwargs: Any) -> None:
-            for _, sent in () if self.closed else self.ledger.open():
-                if core.info(self.client, sent.task)["hops"]:
-                    cluster.count_extra_run(core.arguments(self.client, sent.task)[1][0])
+            cluster.count_runs_again(self)
             super().close(*args, **kwargs)
 
     def native(store: Any, access: Any, listen: str) -> Native:
@@ -480,7 +487,6 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
             if node.alive and node.segment is store.client.segment:
                 world.after(0.0001, node.interrupt)
 
-    threads = SimpleNamespace(Thread=_Inline)
     err = io.StringIO()
     gc.collect()
     gc.disable()
@@ -498,9 +504,9 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
                 (uplink, "LoopWaiter", SimWaiter),
                 (uplink, "Exchange", Exchange),
                 (large_values, "Puller", Puller),
-                (large_values, "threading", threads),
+                (large_values, "threading", _THREADS),
                 (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
-                (daemon_link, "threading", threads),
+                (daemon_link, "threading", _THREADS),
                 (cancel, "interrupt", interrupt),
                 (janitor, "interrupt", interrupt),
                 (value_traffic, "BYTES_MIN", 32 << 10),
