@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core.tasks import actors, submission
+from fastrt._core.tasks import actors, submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
@@ -107,7 +107,7 @@ class HostedActors:
         except submission.CallOfDead as dead:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))
-            core.finish(self._client, task)
+            core.finish(self._client, task, tally.CRASHED)
         self._exchange.accept(message, [made] if message.results == 1 else made, stream, hosted, True)
 
     def send_fallen(self, hosted: HostedActor, number: int, ref: ObjectRef) -> bool:

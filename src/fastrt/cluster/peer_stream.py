@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from fastrt._core.objects import handles, remote, spill
-from fastrt._core.tasks import actors, admission, calls, generators, submission
+from fastrt._core.tasks import actors, admission, calls, generators, submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
@@ -187,7 +187,8 @@ class Exchange:
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
         self._store.put_error(task, error)
-        core.finish(self._client, task)
+        cancelled = isinstance(error, TaskCancelledError)
+        core.finish(self._client, task, tally.CANCELLED if cancelled else tally.CRASHED)
 
     # ---- the side that runs ----
 

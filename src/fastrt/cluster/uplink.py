@@ -20,7 +20,7 @@ import grpc.aio
 
 from fastrt._core.memory.clients import KIND_WORKER, table
 from fastrt._core.objects import handles
-from fastrt._core.tasks import admission
+from fastrt._core.tasks import admission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.daemon_link import Orders
@@ -553,7 +553,7 @@ class Uplink:
             peer.exchange.forward(task)
         except FastrtError as exc:  # its function or arguments cannot be read: the error becomes its result
             self._store.put_error(task, exc)
-            core.finish(self._client, task)
+            core.finish(self._client, task, tally.FAILED)
 
     def _give_back(self, task: int) -> None:
         """Put a claimed task back into the queue."""
@@ -562,7 +562,7 @@ class Uplink:
 
     def _end_cancelled(self, task: int) -> None:
         self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
-        core.finish(self._client, task)
+        core.finish(self._client, task, tally.CANCELLED)
 
     def _forward_more(self) -> None:
         """Update how many tasks a node without workers may claim: as many as other nodes have room for."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastrt._core.memory import clients
 from fastrt._core.objects import handles, unread
-from fastrt._core.tasks import actors
+from fastrt._core.tasks import actors, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
@@ -223,5 +223,5 @@ class Actors:
             error.attempts = core.info(self._client, task)["attempts"]  # of a call that was to be retried
             error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
             self._store.put_error(task, error)
-            core.finish(self._client, task)
+            core.finish(self._client, task, tally.CRASHED)
         self._report_end(actor)

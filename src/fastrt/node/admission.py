@@ -17,7 +17,7 @@ from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_WORKER, Client, table
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
-from fastrt._core.tasks import actors, admission
+from fastrt._core.tasks import actors, admission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS, Config
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
@@ -528,7 +528,7 @@ class Admission:
     def _refuse(self, task: TaskKey, error: FastrtError) -> None:
         if admission.refuse(self._client, task.record, task.id):
             self._store.put_error(task.record, error)
-            core.finish(self._client, task.record)
+            core.finish(self._client, task.record, tally.FAILED)
 
     def _report_to_uplink(self, forward: list[Order]) -> None:
         link = self._uplink

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 from fastrt._core.objects.functions import function_name
 from fastrt._core.repair.recovery import end_job, recover, wake_all
-from fastrt._core.tasks import actors, cancel
+from fastrt._core.tasks import actors, cancel, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import (
     ActorDiedError,
@@ -47,7 +48,8 @@ class Janitor:
             pid: its process id.
             how: how it ended, for `WorkerCrashedError`; see `explain`.
         """
-        found = recover(self._store.client, client, False)
+        kind = OutOfMemoryError if LACK in how else WorkerCrashedError
+        found = recover(self._store.client, client, False, kind.__name__, how, signal_in(how))
         unread.discard()  # errors that only the dead process held
         self._end_all(found, pid, how)
 
@@ -80,6 +82,7 @@ class Janitor:
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
         error: FastrtError
+        outcome = tally.CRASHED
         if info["flags"] & cancel.LATE and not core.cancelled(store.client, task):
             what = "task" if info["actor"] is None else "a call of actor"
             error = TaskTimeoutError(
@@ -93,6 +96,7 @@ class Janitor:
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
+            outcome = tally.CANCELLED
         else:
             kind = OutOfMemoryError if LACK in how else WorkerCrashedError
             how, line, table = how.partition("\n")
@@ -101,7 +105,7 @@ class Janitor:
                 f"{how}; raise max_retries if the cause may pass by itself{line}{table}"
             )
         store.put_error(task, error)
-        core.finish(store.client, task)
+        core.finish(store.client, task, outcome)
 
     def _outlasts(self, task: int) -> bool:
         """Return whether a task is the promise of a value that the next uplink can ask for."""
@@ -114,6 +118,12 @@ class Janitor:
         error = ObjectLostError("an object of another node is lost: this node's uplink ended, and no other one came")
         self._store.put_error(task, error)
         core.finish(self._store.client, task)
+
+
+def signal_in(how: str) -> int:
+    """The signal that a text of `explain` names; 0: none."""
+    found = re.search(r"killed by signal (\d+)", how)
+    return int(found[1]) if found else 0
 
 
 def explain(status: int | None, memory: str = "") -> str:

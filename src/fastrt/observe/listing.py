@@ -71,6 +71,13 @@ class Names:
         except (FastrtError, IndexError):
             return "?"
 
+    def is_of_class(self, actor: int, objref: int) -> bool:
+        """Whether an actor exists and is of a class; its record may be another actor's by now."""
+        try:
+            return bool(core_actors.info(self._store.client, actor)["function"] == objref)
+        except (FastrtError, IndexError):
+            return False
+
     def method(self, actor: int, number: int) -> str:
         """The name of a method; its number if the actor's plan cannot be read any more."""
         if actor not in self._methods:

@@ -17,6 +17,8 @@ from typing import Any
 
 from fastrt._core.objects import spill
 from fastrt._core.repair import inspect, pages
+from fastrt._core.tasks import failures as core_failures
+from fastrt._core.tasks import tally
 from fastrt.observe import listing
 from fastrt.observe.listing import Names, Row
 from fastrt.store.client import Store
@@ -268,6 +270,58 @@ def task(store: Store, task_id: str) -> TaskView | None:
     row = listing.task_row(rows[0], names, pids)
     workers = page(store, "workers", {"pid": row["pid"]}).rows if row["pid"] is not None else []
     return TaskView(row, nbytes, arguments, chain, workers[0] if workers else None)
+
+
+def outcomes(store: Store) -> list[Outcome]:
+    """Count the tasks that have ended on this node by function and outcome, the most first.
+
+    The counts are exact. A scalar result is counted before it can be read; any other result up to microseconds later.
+    """
+    names = Names(store)
+    sums: dict[str, list[int]] = {}
+    for objref, number, actor, name, numbers in tally.outcomes(store.client):
+        if objref == 0 or not any(numbers):  # a promise, which is no task of a user
+            continue
+        full = "other" if objref is None else _name_of_ended(store, names, objref, number, actor, name)
+        sums[full] = [one + more for one, more in zip(sums.get(full, [0] * len(numbers)), numbers, strict=True)]
+    found = [Outcome(name, *numbers) for name, numbers in sums.items()]
+    return sorted(found, key=lambda one: (-one.succeeded - one.failed - one.cancelled - one.crashed, one.name))
+
+
+def failures(store: Store, *, after: int | None = None, limit: int = 100) -> list[Failure]:
+    """Read the failures that the session keeps: the last 1,024.
+
+    Args:
+        store: any process's attachment.
+        after: only failures of a larger number; None: the newest ones.
+        limit: the largest number of failures; 0: all.
+    Returns:
+        The failures, oldest first.
+    """
+    names = Names(store)
+    return [
+        Failure(
+            row["number"], row["time_ns"] / 1e9, f"{row['id']:016x}",
+            row["name"] or _name_of_ended(store, names, *row["function"], row["actor"], ""), row["actor"], row["type"],
+            row["message"], row["traceback"], row["attempt"], row["retries"], row["retried"], row["mended"],
+            row["signal"], row["pid"], row["node"],
+        )
+        for row in core_failures.read(store.client, after, limit)
+    ]  # fmt: skip
+
+
+def _name_of_ended(store: Store, names: Names, objref: int, number: int, actor: int | None, name: str) -> str:
+    """The name of a function, or of a class and method, also if the function or the actor is gone.
+
+    Args:
+        objref, number, actor: as for `Names.of_function`.
+        name: the function's or the method's own name, if it was kept.
+    """
+    if actor is None:
+        return name or names.by_objref.get(objref, "?")
+    if not name and names.is_of_class(actor, objref):
+        name = names.method(actor, number)
+    return f"{names.by_objref.get(objref, '?')}.{name or f'method {number}'}"
 
 
 def check_columns(kind: str, filters: Mapping[str, Any]) -> None:

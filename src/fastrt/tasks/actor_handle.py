@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from fastrt._core.memory.clients import ForkedHandle, table
 from fastrt._core.objects import handles, unread
 from fastrt._core.objects.functions import function_name
-from fastrt._core.tasks import actors, generators
+from fastrt._core.tasks import actors, generators, tally
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.submission import CallOfDead, CallOptions, submit
 from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
@@ -240,7 +240,7 @@ class ActorMethod(Generic[P, R, Out]):
     def _give_up(self, store: Store, task: int, refs: Any) -> Any:
         """End a call of a dead actor."""
         store.put_error(task, dead_actor(store, self._ref, self._actor.name))
-        core.finish(store.client, task)
+        core.finish(store.client, task, tally.CRASHED)
         return refs if self._returns else None
 
     def _bind(self) -> tuple[Store, CallOptions]:

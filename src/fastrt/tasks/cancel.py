@@ -6,7 +6,7 @@ import os
 import signal
 
 from fastrt._core.memory.clients import KIND_WORKER, table
-from fastrt._core.tasks import calls
+from fastrt._core.tasks import calls, tally
 from fastrt._core.tasks import cancel as cancel_core
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import TaskCancelledError
@@ -97,7 +97,7 @@ def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, words:
     """Finish a cancellation after the core has marked the task; `words` are its error if it never runs."""
     if what == "ending":
         store.put_error(task, TaskCancelledError(words))
-        core.finish(store.client, task)
+        core.finish(store.client, task, tally.CANCELLED)
     elif what == "running":
         interrupt(store, pid, force)
 

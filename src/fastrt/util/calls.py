@@ -18,6 +18,7 @@ from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from fastrt._core.objects import pending
+from fastrt._core.tasks import tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_traceback
 from fastrt.store import client as store_client
@@ -190,7 +191,7 @@ def withdraw(store: Store, ref: ObjectRef, then: Callable[[], object] = lambda: 
         return False
     then()
     store.put_error(task, TaskCancelledError(f"the call that makes {ref!r} was cancelled before it started"))
-    core.finish(store.client, task)
+    core.finish(store.client, task, tally.CANCELLED)
     return True
 
 

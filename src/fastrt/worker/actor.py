@@ -18,7 +18,7 @@ from typing import Any
 
 from fastrt._core.memory import trace
 from fastrt._core.objects import handles
-from fastrt._core.tasks import actors, submission
+from fastrt._core.tasks import actors, submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt._core.tasks.runner import Runner
@@ -195,6 +195,7 @@ class ActorWorker(Worker):
             instance = cls(*values, **named)
         self._instance = instance
         self._methods += [bound_method(instance, method.name) for method in self.plan.methods]
+        self._client.name_methods([method.name for method in self.plan.methods])
         if trace.enabled(self._client):
             self._write_names()
 
@@ -260,7 +261,7 @@ class ActorWorker(Worker):
         left = ActorDiedError(f"actor {self.plan.name} is dead: {reason}")
         left.on_purpose = True
         self._store.put_error(task, left)
-        core.finish(self._client, task)
+        core.finish(self._client, task, tally.CRASHED)
 
     def _flush(self) -> None:
         for output in self._outputs:

@@ -14,12 +14,12 @@ from types import FrameType
 from typing import Any
 
 from fastrt._core.objects import unread as core_unread
-from fastrt._core.tasks import admission, cancel, generators
+from fastrt._core.tasks import admission, cancel, generators, tally
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.runner import Runner
 from fastrt.errors import ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
-from fastrt.store import unread
+from fastrt.store import failures, unread
 from fastrt.store.client import Store
 from fastrt.store.messages import Blocked, Unblocked
 from fastrt.store.ref import ObjectRef
@@ -86,7 +86,7 @@ class Worker:
         self._runner = Runner(store.client, self._functions.loaded, self._prepare, seal, fail, end_child, outputs)
         self._clock = Clock()
         self.policies = Policies(store)
-        self.retries = Retries(store, self.policies, self._clock)
+        self.retries = Retries(store, self.policies, self._clock, self._keep_retried)
         self.timeouts = Timeouts(store, self._clock, self.retries, self.name_of, self._runs, self.fail)
         self.generators = GeneratorRunner(store, self.retries, self.name_of)
         self.debugger = Debugger(store, self.source_here, self._runs_below, self._interruptible, self._report)
@@ -325,8 +325,10 @@ class Worker:
             return  # the task ends as after a kill of its worker
         if type(exc) is GivenBackError:
             return
+        outcome = tally.FAILED
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
+            outcome = tally.CANCELLED
         elif self.retries.requeue(task, exc):
             return
         elif self.debugger.wants_errors:
@@ -335,15 +337,21 @@ class Worker:
                 exc = TaskCancelledError(
                     f"the task was cancelled while it waited in a debugger in process {os.getpid()}"
                 )
+                outcome = tally.CANCELLED
         try:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
                 exc = TaskError.wrap(exc, task_name=self.name_of(task))
+            if outcome == tally.FAILED:
+                failures.keep(self._store, task, self.name_of(task), exc)  # before its reader can look for it
             self._store.put_error(task, exc)
         except BaseException as why:  # user code again: the exception's methods can raise anything
             text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
             self._store.put_error(task, TaskError(self.name_of(task), os.getpid(), text))
-        core.finish(self._client, task)
+        core.finish(self._client, task, outcome)
         unread.report()
+
+    def _keep_retried(self, task: int, exc: BaseException) -> None:
+        failures.keep(self._store, task, self.name_of(task), exc, retried=True)
 
     # ---- waiting inside a task ----
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core.tasks import submission
+from fastrt._core.tasks import submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.worker.alarms import Clock
@@ -30,6 +30,7 @@ class Retries:
         store: this process's attachment.
         policies: of the tasks that this process runs.
         clock: queues tasks whose retry has a delay.
+        keep: keeps the failure of an attempt that another one follows.
 
     Attributes:
         in_place: whether this process runs its calls again itself, because it is an actor.
@@ -37,8 +38,11 @@ class Retries:
 
     in_place = False
 
-    def __init__(self, store: Store, policies: Policies, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, policies: Policies, clock: Clock, keep: Callable[[int, BaseException], object]
+    ) -> None:
         self._store = store
+        self._keep = keep
         self._client = store.client
         self._policies = policies
         self._clock = clock
@@ -61,6 +65,7 @@ class Retries:
         """
         if self.in_place or not self.wanted(task, exc):
             return False
+        self._keep(task, exc)
         delay = self._delay_of(task, 0)
         if not delay:
             return core.retry(self._client, task)
@@ -77,7 +82,7 @@ class Retries:
                 if not core.retry(self._client, task):
                     cancelled = TaskCancelledError("the task was cancelled while it waited to run again")
                     self._store.put_error(task, cancelled)
-                    core.finish(self._client, task)
+                    core.finish(self._client, task, tally.CANCELLED)
             return None
 
         self._clock.start(min(delay, _POLL_S), queue_when_due)
@@ -115,7 +120,10 @@ class Retries:
 
     def _begin_again(self, task: int, exc: BaseException) -> bool:
         """Count one more attempt of an actor's call."""
-        return self.wanted(task, exc) and bool(submission.again(self._client, task))
+        if not self.wanted(task, exc):
+            return False
+        self._keep(task, exc)
+        return bool(submission.again(self._client, task))
 
     def _delay_of(self, task: int, begun: int) -> float:
         """Seconds before the next attempt; `begun` is 1 when that attempt has been counted already."""

@@ -170,6 +170,8 @@ typedef struct {
     char pad[40];
 } frt_pool;
 
+#include "outcomes.h"
+
 typedef struct {
     uint64_t magic;
     uint32_t version;
@@ -180,7 +182,8 @@ typedef struct {
     uint32_t objects_max, tasks_max, ring_max, pages_max;
     uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset,
         free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset,
-        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset, planes_offset;
+        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset, planes_offset,
+        tallies_offset, failure_words_offset, failures_offset;
     uint64_t session[2]; /* 128 random bits */
     uint64_t boot_hash, pid_namespace;
     uint32_t uid, node;
@@ -231,6 +234,7 @@ typedef struct {
     uint32_t held_news; /* futex: bumped when a task enters the list, and when a task that was in it has ended */
     uint32_t trace_clock; /* FRT_CLOCK_*: the clock of all trace records of the session */
     int64_t trace_ticks, trace_ns; /* the session's start by trace_clock and by the monotonic clock */
+    uint64_t failures;             /* numbers given to failures, see frt_failure */
 } frt_superblock;
 
 /* One per client. Its owner writes it, the daemon (join, leave) and the processes that wake it. */
@@ -251,7 +255,9 @@ typedef struct {
     uint64_t device_holder; /* the worker's task, by its id; the actor, as {gen:32 | index:32} */
     uint32_t device_parts;  /* of each of these devices, in parts of 1/10,000 */
     uint32_t devices;
-    char pad0[40];
+    /* Of the slot, not of its client: these outlive it, and the slot's next client continues them; see frt_tally. */
+    uint64_t other[FRT_OUTCOMES]; /* counts of functions without a row */
+    uint32_t tallies; /* rows of this slot; stored (commit) after the row is complete */
     uint32_t wake __attribute__((aligned(64))); /* futex: a process with news for this client bumps it */
     uint32_t sleepers;                          /* threads of this client that sleep in the futex */
     char pad1[56];
@@ -500,6 +506,9 @@ typedef struct {
     uint32_t *owners;
     uint64_t *bits;
     frt_trace_ring *traces;
+    frt_tally *tallies; /* FRT_TALLIES for each slot */
+    uint64_t *failure_words;
+    frt_failure *failures;
     uint64_t payload_offset;
     uint32_t words, stride; /* stride: 1 + 3 * words */
     uint32_t clients_max, clients_limit, planes_max;
@@ -514,6 +523,13 @@ typedef struct {
     uint32_t mine_stride, mine_kinds;  /* words from there to the next entry's, and to the next kind of bits */
     uint64_t next_objref, end_objref;  /* the rest of this client's range of new objrefs */
     uint32_t trace_ready; /* 1: this process's trace ring has memory; 2: there was none for it */
+    uint64_t tally_function;  /* of the task counted last, */
+    uint32_t tally_method;
+    uint32_t succeeded;       /* FRT_SUCCEEDED; FRT_FORWARDED in an uplink, whose tasks other nodes run and count */
+    uint32_t method_names;    /* how many names there are in: */
+    uint64_t *tally_counts;   /* and where it is counted; NULL: nowhere yet */
+    const char *methods;      /* of an actor's process: the names of its methods, FRT_NAME_BYTES each */
+    uint8_t tally_rows[64];   /* rows of functions by a hash, + 1; a hint */
     uint32_t objects_kept, tasks_kept; /* free records in the magazines `objects` and `tasks_free` */
     uint64_t path; /* of the last submitted task, or the value before the first: each task's path is one more */
     uint32_t objects[FRT_MAGAZINE], tasks_free[FRT_MAGAZINE];

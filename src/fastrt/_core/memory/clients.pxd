@@ -14,6 +14,7 @@ cdef class Client:
     cdef int forks
     cdef bint left
     cdef Client former
+    cdef bytes names
     cdef object __weakref__
 
     cdef int ensure(self) except -1

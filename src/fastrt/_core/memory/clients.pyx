@@ -16,7 +16,6 @@ from fastrt.errors import ArenaCorrupt, AttachError, NodeDiedError, NotInitializ
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset
 
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.pool cimport pool_flush
@@ -36,6 +35,18 @@ KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL, KIND_ACTOR = (
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
+
+cdef extern from *:
+    """
+    #include "layout.h"
+    /* Clear a slot for its next client, all but its word and the counts, which belong to the slot. */
+    static inline void frt_client_clear(frt_client *slot) {
+        const size_t counts = offsetof(frt_client, other), rest = offsetof(frt_client, wake);
+        memset(&slot->pid, 0, counts - offsetof(frt_client, pid));
+        memset((char *)slot + rest, 0, sizeof *slot - rest);
+    }
+    """
+    void frt_client_clear(frt_client *slot) noexcept nogil
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept nogil)
@@ -143,7 +154,7 @@ def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, ui
             i = <uint32_t>rc
             slot = x.clients + i
             gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
-            memset(&slot.pid, 0, sizeof(frt_client) - sizeof(uint64_t))
+            frt_client_clear(slot)
             slot.pid, slot.starttime, slot.kind = pid, started, kind
             for j in range(len(text)):
                 slot.name[j] = text[j]
@@ -263,6 +274,7 @@ cdef class Client:
         if slot.word != frt_word(FRT_CLIENT_LIVE, 0, gen) or slot.pid != self.pid:
             raise AttachError(f"slot {index} belongs to process {slot.pid}, not to {self.pid}")
         self.x.me, self.x.gen = index, gen
+        self.x.succeeded = FRT_FORWARDED if slot.kind == <uint32_t>FRT_KIND_TOOL else FRT_SUCCEEDED
         self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
         self.x.mine = frt_bits(&self.x, 0, FRT_REFS, self.x.me_word)
         if self.x.me_word < self.x.words:
@@ -347,6 +359,12 @@ cdef class Client:
         """Work for a driver: tasks submitted from now on belong to its job."""
         self.ensure()
         self.x.clients[self.x.me].job = job
+
+    def name_methods(self, list names):
+        """Give the names of the methods whose calls this client runs, for its counts: at most 63 bytes of each."""
+        self.ensure()
+        self.names = b"".join([name.encode("utf-8", "replace")[:63].ljust(64, b"\0") for name in names])
+        self.x.methods, self.x.method_names = <const char *>self.names, <uint32_t>len(names)
 
     def wake(self, uint32_t client):
         """Wake another client, which then checks its waits again."""

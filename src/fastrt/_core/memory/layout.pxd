@@ -65,7 +65,7 @@ cdef extern from "layout.h" nogil:
         uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset
         uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset
         uint64_t links_offset, owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset
-        uint64_t planes_offset
+        uint64_t planes_offset, tallies_offset, failure_words_offset, failures_offset
         uint64_t session[2]
         uint64_t boot_hash, pid_namespace
         uint32_t uid, node
@@ -95,6 +95,7 @@ cdef extern from "layout.h" nogil:
         char spill_dir[256]
         uint32_t held, held_news, trace_clock
         int64_t trace_ticks, trace_ns
+        uint64_t failures
 
     ctypedef struct frt_client:
         uint64_t word
@@ -104,6 +105,8 @@ cdef extern from "layout.h" nogil:
         uint32_t sealing, pushing, task, blocked
         uint64_t job, tasks_done, device_holder
         uint32_t device_parts, devices
+        uint64_t other[6]
+        uint32_t tallies
         uint32_t wake, sleepers
         char name[64]
 
@@ -173,6 +176,34 @@ cdef extern from "layout.h" nogil:
         uint64_t count
         frt_trace_record records[16384]
 
+    uint32_t FRT_SUCCEEDED, FRT_FAILED, FRT_CANCELLED, FRT_CRASHED, FRT_RETRIED, FRT_FORWARDED, FRT_OUTCOMES
+    uint32_t FRT_NAME_BYTES, FRT_TALLIES, FRT_TALLIES_STEP, FRT_TALLY_MARK, FRT_FAILURES
+    uint32_t FRT_FAILURE_EMPTY, FRT_FAILURE_WRITING, FRT_FAILURE_KEPT, FRT_FAILURE_MENDED
+    uint32_t FRT_TEXT_NAME, FRT_TEXT_TYPE, FRT_TEXT_MESSAGE, FRT_TEXT_TRACEBACK, FRT_TEXT_NODE
+    uint8_t FRT_FAILURE_RETRIED
+    enum:
+        FRT_TEXTS
+
+    ctypedef struct frt_tally:
+        uint64_t function
+        uint32_t method, actor
+        uint64_t counts[6]
+        char name[64]
+
+    ctypedef struct frt_failure:
+        int64_t time
+        uint64_t id, function
+        uint32_t method, actor
+        int32_t pid
+        uint8_t attempt, retries, signal, flags
+        uint16_t lengths[FRT_TEXTS]
+        char text[4032]
+
+    uint64_t frt_failure_word(uint32_t state, uint32_t client, uint64_t number) noexcept
+    uint64_t frt_failure_number(uint64_t word) noexcept
+    void frt_tally_add(uint64_t *count, uint32_t mark) noexcept
+    uint64_t frt_tally_count(uint64_t word) noexcept
+
     ctypedef struct frt_ctx:
         char *base
         const char *view
@@ -195,6 +226,9 @@ cdef extern from "layout.h" nogil:
         uint32_t *owners
         uint64_t *bits
         frt_trace_ring *traces
+        frt_tally *tallies
+        uint64_t *failure_words
+        frt_failure *failures
         uint64_t payload_offset
         uint32_t words, stride, clients_max, clients_limit, planes_max
         uint32_t objects_max, tasks_max, pages_max, ring_max, functions_max, node
@@ -206,6 +240,11 @@ cdef extern from "layout.h" nogil:
         uint32_t mine_stride, mine_kinds
         uint64_t next_objref, end_objref
         uint32_t trace_ready
+        uint64_t tally_function
+        uint32_t tally_method, succeeded, method_names
+        uint64_t *tally_counts
+        const char *methods
+        uint8_t tally_rows[64]
         uint32_t objects_kept, tasks_kept
         uint64_t path
         uint32_t objects[128]

@@ -63,7 +63,8 @@ cdef extern from *:
         uint64_t h = 1469598103934665603ULL;
         const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                                   sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                                  sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
+                                  sizeof(frt_actor), sizeof(frt_ranked), sizeof(frt_tally), FRT_TALLIES,
+                                  sizeof(frt_failure), FRT_FAILURES, FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
                                   FRT_SLOTS_MOST, FRT_PLANE_WORDS,
                                   FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, HUGE_BYTES,
                                   offsetof(frt_superblock, ring_head), 0x01020304};
@@ -197,6 +198,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     while sb.ring_max < 2 * t:
         sb.ring_max *= 2
     sb.locks_offset = _place(&end, FRT_LOCKS * sizeof_lock)
+    sb.failure_words_offset = _place(&end, <uint64_t>FRT_FAILURES * 8)
     sb.clients_offset = _place(&end, sb.clients_max * sizeof_client)
     sb.actors_offset = _place(&end, <uint64_t>FRT_ACTORS * sizeof_actor)
     sb.functions_offset = _place(&end, <uint64_t>_functions_most(n) * sizeof_function)
@@ -214,6 +216,8 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.bits_offset = _place(&end, <uint64_t>sb.pages_max * 8)
     sb.owners_offset = _place(&end, <uint64_t>sb.pages_max * 4 * FRT_BLOCKS_PER_PAGE)
     sb.trace_offset = _place(&end, <uint64_t>sb.clients_max * sizeof_trace)
+    sb.tallies_offset = _place(&end, <uint64_t>sb.clients_max * FRT_TALLIES * sizeof(frt_tally))
+    sb.failures_offset = _place(&end, <uint64_t>FRT_FAILURES * sizeof(frt_failure))
     end = (end + HUGE_BYTES - 1) & ~<uint64_t>(HUGE_BYTES - 1)  # values may lie in huge pages, the tables do not
     sb.payload_offset = _place(&end, <uint64_t>sb.pages_max << FRT_PAGE_SHIFT)
     sb.total_bytes = end
@@ -298,6 +302,9 @@ cdef class Segment:
         x.owners = <uint32_t *>(self.base + sb.owners_offset)
         x.bits = <uint64_t *>(self.base + sb.bits_offset)
         x.traces = <frt_trace_ring *>(self.base + sb.trace_offset)
+        x.tallies = <frt_tally *>(self.base + sb.tallies_offset)
+        x.failure_words = <uint64_t *>(self.base + sb.failure_words_offset)
+        x.failures = <frt_failure *>(self.base + sb.failures_offset)
         x.payload_offset = sb.payload_offset
         x.words, x.stride = sb.words, 1 + 3 * sb.words
         x.clients_max, x.clients_limit, x.planes_max = sb.clients_max, sb.clients_limit, sb.planes_max

@@ -295,6 +295,32 @@ cdef list _check_held(frt_ctx *x):
     return []
 
 
+cdef list _check_outcomes(frt_ctx *x):
+    """Check the kept failures and the counts of ended tasks."""
+    cdef list bad = []
+    cdef uint32_t k, n
+    cdef uint64_t word
+    cdef frt_failure *f
+    for k in range(FRT_FAILURES):
+        word = a64_load_acq(x.failure_words + k)
+        state = frt_word_state(word)
+        if state > <int>FRT_FAILURE_MENDED:
+            bad.append(f"failure {k} is in state {state}, which does not exist")
+        elif state == <int>FRT_FAILURE_WRITING and not _stamped_by_living(x, word):
+            bad.append(f"failure {k} is being written by client {frt_word_client(word)}, which is gone")
+        elif state != <int>FRT_FAILURE_EMPTY and (frt_failure_number(word) - 1) % FRT_FAILURES != k:
+            bad.append(f"failure {frt_failure_number(word)} is at place {k} of {FRT_FAILURES}")
+        elif state >= <int>FRT_FAILURE_KEPT:
+            f = x.failures + k
+            n = sum([f.lengths[text] for text in range(FRT_TEXTS)])
+            if n > sizeof(f.text) and a64_load_acq(x.failure_words + k) == word:
+                bad.append(f"failure {frt_failure_number(word)} has texts of {n} bytes")
+    for k in range(frt_clients(x)):
+        if x.clients[k].tallies > FRT_TALLIES:
+            bad.append(f"client {k} counts the tasks of {x.clients[k].tallies} functions, of {FRT_TALLIES} at most")
+    return bad
+
+
 cdef object _owner_problem(frt_ctx *x, uint32_t owner, uint64_t offset):
     """A sentence if the record that an owner word names does not name the block; else None."""
     cdef uint32_t i = (owner & ~FRT_OWNER_TASK) - 1
@@ -377,6 +403,7 @@ def fsck(Client client, bint quiet=False):
         bad += _check_tasks(x, quiet)
         bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)
+        bad += _check_outcomes(x)
     finally:
         free(counted)
     return bad

@@ -21,6 +21,8 @@ from fastrt._core.objects.functions cimport functions_touch
 from fastrt._core.objects.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
 from fastrt._core.objects.references cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
 from fastrt._core.tasks.actors cimport actors_of_dead, actors_touch
+from fastrt._core.tasks.failures cimport failure_crashed, failures_mend, failures_of_dead
+from fastrt._core.tasks.tally cimport tally_outcome, tally_retried, tally_settle
 from fastrt._core.tasks.records cimport (
     task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
 from fastrt._core.memory.segment import start_time
@@ -117,16 +119,36 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     return FRT_OK
 
 
-cdef int _end_here(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """Take a task over to end it. Returns 1 when its results still have to be sealed with an error."""
+cdef struct death:
+    const char *type     # the exception's class for the tasks that it ended
+    const char *message
+    int signal           # 0: none
+
+
+cdef void _keep_failure(frt_ctx *x, uint32_t v, uint32_t t, const death *how, bint retried) noexcept nogil:
+    """Keep that an attempt has ended with its process."""
+    cdef const char *type = how.type
+    if x.tasks[t].flags & FRT_TASK_LATE:
+        type = "TaskTimeoutError"
+    elif x.tasks[t].actor:
+        type = "ActorDiedError"
+    failure_crashed(x, v, t, type, how.message, how.signal, retried)
+
+
+cdef int _end_here(frt_ctx *x, uint32_t v, uint32_t t, uint64_t word, const death *how) noexcept nogil:
+    """Take a task of client v over to end it. Returns 1 when its results still have to be sealed with an error."""
+    cdef bint ended = task_results_sealed(x, t)
+    tally_settle(x, v, t, ended)
+    if ended and x.tasks[t].attempts > 1 and tally_outcome(x, v, t) == FRT_SUCCEEDED:
+        failures_mend(x, x.tasks[t].id)
+    if not ended and frt_word_state(word) in (FRT_TASK_RUNNING, FRT_TASK_BLOCKED) and not task_is_cancelled(x, t):
+        _keep_failure(x, v, t, how, False)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
     links_unwait(x, t)  # a canceller may have taken it while it was waiting, and died before it came to this
-    if task_results_sealed(x, t):
-        return task_done(x, t)
-    return 1
+    return task_done(x, t) if ended else 1
 
 
-cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+cdef int _task_of_dead(frt_ctx *x, uint32_t v, uint32_t t, uint64_t word, const death *how) noexcept nogil:
     """Recover a task record stamped by the dead client. Returns 1 when the caller must end the task with an error."""
     cdef frt_task *task = x.tasks + t
     cdef int state = frt_word_state(word)
@@ -137,12 +159,15 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
         # A call made when the actor was DEAD already: its caller died before it could end the call.
         return 1 if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))) else FRT_OK
     if state == FRT_TASK_ENDING or state >= FRT_TASK_CLAIMED and task_is_cancelled(x, t):
-        return _end_here(x, t, word)
+        return _end_here(x, v, t, word, how)
     if state == FRT_TASK_CLAIMED:
         return _requeue(x, t, word)
     if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
         if task_results_sealed(x, t) or task.attempts > task.retries or task.flags & FRT_TASK_LATE:
-            return _end_here(x, t, word)
+            return _end_here(x, v, t, word, how)
+        tally_settle(x, v, t, False)
+        tally_retried(x, v, t)
+        _keep_failure(x, v, t, how, True)
         return _requeue(x, t, word)
     return FRT_OK
 
@@ -157,15 +182,16 @@ cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
     return False
 
 
-cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead, bint nested):
-    """End the tasks of a job, if one is given; with `dead` also recover the task records of client v, which is dead.
+cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, const death *how, bint nested):
+    """End the tasks of a job, if one is given; if client v is dead also recover its task records.
 
-    Without `nested`, only those end that have come from other nodes, and not what these have submitted here.
+    `how` says how it died; NULL: it lives. Without `nested`, only those end that have come from other nodes, and not what these have submitted here.
     """
     cdef uint32_t t, gen
     cdef uint64_t word
     cdef int state, rc, pid
     cdef list ending = []
+    cdef bint dead = how != NULL
     for t in range(frt_tasks(x)):
         word = a64_load_acq(x.task_words + t)
         state, gen = frt_word_state(word), frt_word_gen(word)
@@ -193,7 +219,7 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint
                     running.append(pid)
                 continue
         if dead and frt_word_client(word) == v:
-            rc = check(_task_of_dead(x, t, word))
+            rc = check(_task_of_dead(x, v, t, word, how))
             if rc == 1:
                 ending.append(t)
     return ending
@@ -297,7 +323,7 @@ def end_job(Client client, uint32_t v):
     if v >= client.x.clients_max:
         raise ValueError(f"there is no client {v}")
     running = []
-    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False, True), "running": running}
+    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, NULL, True), "running": running}
 
 
 cdef void _close_planes(frt_ctx *x) noexcept nogil:
@@ -319,7 +345,7 @@ cdef void _close_planes(frt_ctx *x) noexcept nogil:
     frt_lock_give(x.locks + FRT_LOCK_SLOTS)
 
 
-def recover(Client client, uint32_t v, bint wake=True):
+def recover(Client client, uint32_t v, bint wake=True, str kind="WorkerCrashedError", str words="ended", int signal=0):
     """Release all holds of a dead client, and free its slot.
 
     The caller has seen the process's pidfd become readable.
@@ -328,6 +354,8 @@ def recover(Client client, uint32_t v, bint wake=True):
         client: the caller's attachment.
         v: the dead client's slot.
         wake: whether to call `wake_all` at the end; to recover several clients, call it once after the last one.
+        kind, words, signal: for the kept failures of its tasks: the exception's class, how the process ended, and the
+            signal that ended it, or 0.
     Returns:
         {"ending": task indexes, "running": pids}: tasks that this client must now end by sealing an error
         (their attempts are used up, they were cancelled, or their driver or uplink is gone), and processes that
@@ -339,10 +367,14 @@ def recover(Client client, uint32_t v, bint wake=True):
     cdef frt_client *slot
     cdef uint64_t job = 0
     cdef int rc
+    cdef death how
+    cdef bytes named, message
     client.ensure()
     if v >= clients_ever(x) or v == x.me:
         raise ValueError(f"client {v} cannot be recovered by client {x.me}")
     slot = x.clients + v
+    named, message = kind.encode(), f"process {slot.pid} {words}".encode("utf-8", "replace")
+    how.type, how.message, how.signal = named, message, signal
     rc = frt_lock_take(x.locks + FRT_LOCK_JANITOR)
     if rc == FRT_LOCK_ORPHANED:
         frt_lock_mend(x.locks + FRT_LOCK_JANITOR)
@@ -355,12 +387,13 @@ def recover(Client client, uint32_t v, bint wake=True):
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_DYING, 0, frt_word_gen(slot.word)))
         check(_repair_locks(x))
         _intents(x, v)
+        failures_of_dead(x, v)
         # The job of an uplink is the tasks of other nodes, which run them again. What those tasks have submitted here
         # goes on: other nodes may hold its results.
         if slot.kind == <uint32_t>FRT_KIND_DRIVER or slot.kind == <uint32_t>FRT_KIND_TOOL:
             job = _job_of(x, v)
         running = []
-        ending = _scan_tasks(x, v, job, running, True, slot.kind == <uint32_t>FRT_KIND_DRIVER)
+        ending = _scan_tasks(x, v, job, running, &how, slot.kind == <uint32_t>FRT_KIND_DRIVER)
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
         a32_add_sc(&x.sb.death_epoch, 1)

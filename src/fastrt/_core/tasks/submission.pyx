@@ -23,6 +23,7 @@ from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport links_count, links_wait, task_is_mine
 from fastrt._core.objects.scalar cimport args_write
 from fastrt._core.tasks.calls cimport actor_of
+from fastrt._core.tasks.tally cimport tally_retried
 from fastrt._core.tasks.records cimport task_announce, task_fill, task_forget, task_is_cancelled, task_slots
 from fastrt._core.tasks.tasks cimport ARGS_SCALARS
 from fastrt.errors import FastrtError
@@ -301,6 +302,7 @@ def again(Client client, uint32_t t):
         raise FastrtError(f"task {t} is not this client's to run")
     if x.tasks[t].attempts > x.tasks[t].retries or task_is_cancelled(x, t):
         return False
+    tally_retried(x, x.me, t)
     if x.tasks[t].attempts < 255:
         x.tasks[t].attempts += 1
     return True

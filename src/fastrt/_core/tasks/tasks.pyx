@@ -23,7 +23,9 @@ from fastrt._core.objects.objects cimport *
 from fastrt._core.objects.references cimport (
     links_hold, links_unwait, task_is_mine, task_result)
 from fastrt._core.objects.scalar cimport args_read, scalar_size, scalar_write
+from fastrt._core.tasks.failures cimport failures_mend
 from fastrt._core.tasks.records cimport *
+from fastrt._core.tasks.tally cimport tally_one, tally_outcome, tally_retried
 from fastrt.errors import FastrtError
 
 cdef extern from "Python.h":
@@ -218,12 +220,25 @@ cdef int _check_mine(Client client, uint32_t t) except -1:
     return 0
 
 
-def finish(Client client, uint32_t t):
-    """End a task that this client runs or ends. Raises RuntimeError when a result of it is not sealed."""
+def finish(Client client, uint32_t t, int outcome=-1):
+    """End a task that this client runs or ends.
+
+    Args:
+        outcome: how it is counted: SUCCEEDED, FAILED, CANCELLED, CRASHED or FORWARDED of `tally`; -1: as its results say.
+    Raises:
+        RuntimeError: a result of it is not sealed.
+    """
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
     if not task_results_sealed(x, t):
         raise RuntimeError(f"task {t} has results that are not sealed")
+    if outcome < 0:
+        outcome = tally_outcome(x, x.me, t)
+    elif outcome >= <int>FRT_OUTCOMES:
+        raise ValueError(f"{outcome} is no outcome of a task")
+    tally_one(x, t, outcome)
+    if x.tasks[t].attempts > 1 and outcome == <int>x.succeeded:
+        failures_mend(x, x.tasks[t].id)
     if x.clients[x.me].task == t + 1:
         x.clients[x.me].task = 0
         x.clients[x.me].tasks_done += 1
@@ -263,6 +278,9 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     x.entries[i].kind = kind
     x.clients[x.me].task = 0
     x.clients[x.me].tasks_done += 1
+    tally_one(x, t, x.succeeded)
+    if x.tasks[t].attempts > 1:
+        failures_mend(x, x.tasks[t].id)
     object_seal_pending(x, i)
     check(task_done(x, t))
     return True
@@ -279,6 +297,7 @@ def retry(Client client, uint32_t t):
     _check_mine(client, t)
     if task.attempts > task.retries or task_is_cancelled(x, t):
         return False
+    tally_retried(x, x.me, t)
     task_requeue(x, t)
     return True
 
