@@ -11,7 +11,7 @@ from fastrt._core.tasks import generators, submission, tasks
 from fastrt.errors import ArenaCorrupt
 
 # Offsets of the superblock's fields, from include/layout.h (regions begin after eight sizes and the locks' offset).
-REGIONS, STATE_AT = 56, 260
+REGIONS, STATE_AT = 56, 284
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD) = range(16)  # fmt: skip
 ENTRY_BYTES, CTL_WORDS = 128, 4

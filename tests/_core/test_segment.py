@@ -19,8 +19,8 @@ from fastrt._core.repair.fsck import fsck, usage
 from fastrt.errors import ArenaCorrupt, AttachError, ObjectStoreFullError
 
 # Offsets in the superblock (include/layout.h).
-VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 52, 72, 224, 232
-STATIC_BYTES, CRC, STATE, DAEMON_PID = 248, 256, 260, 264
+VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 52, 72, 248, 256
+STATIC_BYTES, CRC, STATE, DAEMON_PID = 272, 280, 284, 288
 
 
 def path_of(made: Segment) -> Path:

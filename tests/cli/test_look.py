@@ -69,6 +69,8 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
     with fastrt.init(num_workers=1, object_store_memory=64 << 20):
         refs = [fastrt.put(bytes(1 << 20)), add.remote(1, 2)]
         fastrt.get(refs[1])
+        with pytest.raises(TypeError):
+            fastrt.get(add.remote(1, "two"))
         code = "from fastrt.cli.main import main; main()"
         words = [sys.executable, "-c", code, "timeline", "--seconds", "0.3", str(out)]
         recorder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -77,10 +79,11 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert "slices" in recorder.communicate()[0]
         names = {event["name"] for event in json.loads(out.read_text())["traceEvents"]}
         assert {"add", "submit"} <= names
-        objects, workers, tasks, colour, memory, every, timeline, native, spans, nothing, some = run(
+        objects, workers, tasks, failed, colour, memory, every, timeline, native, spans, nothing, some = run(
             ["list", "objects", "--json", "--filter", "state=sealed", "--name", "value"],
             ["list", "workers"],
             ["list", "tasks", "--state", "running"],
+            ["list", "tasks", "--state", "failed", "--filter", "type=TypeError"],
             ["list", "objects", "--filter", "colour=red"],
             ["memory", "--growth", "0"],
             ["memory", "--json"],
@@ -100,6 +103,7 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert [row["object_id"] for row in json.loads(objects[1])] == [refs[0].hex()]
         assert re.search(rf"{os.getpid()} +driver", workers[1])
         assert tasks == [0, "no tasks\n"]
+        assert re.search(r"add +TypeError +unsupported operand", failed[1])
         assert (colour[0], "there is no column 'colour'" in colour[1]) == (1, True)
         assert "(not recorded)" in memory[1]
         assert re.search(rf"{os.getpid()} +driver.* 1\.0 MiB", memory[1])

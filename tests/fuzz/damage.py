@@ -30,7 +30,7 @@ from fastrt.store.spill_files import SpillFiles
 
 KIND = 20  # of values that only the store could read
 REGIONS_AT = 56  # the first seventeen offsets; see frt_superblock
-STATIC_BYTES, CRC_AT = 248, 256
+STATIC_BYTES, CRC_AT = 272, 280
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD, ACTORS) = range(17)  # fmt: skip
 # What is patched: the region's number (-1: the superblock), bytes of a record, how many records.

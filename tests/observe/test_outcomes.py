@@ -6,8 +6,9 @@ import signal
 import pytest
 
 import fastrt
+import fastrt.ray.util.state as state
 from fastrt._core.tasks import failures as core_failures
-from fastrt.observe import reading
+from fastrt.observe import listing, reading
 from fastrt.store import client as store_client
 
 
@@ -116,9 +117,27 @@ def test_a_crash_is_kept_and_counted(rt, wait_until):
     with pytest.raises(fastrt.WorkerCrashedError):
         fastrt.get(dies.remote())
     found = failures()[-1]
-    assert (found.name, found.type, found.signal, found.retried) == ("dies", "WorkerCrashedError", signal.SIGKILL, False)
+    assert (found.name, found.type, found.signal) == ("dies", "WorkerCrashedError", signal.SIGKILL)
+    assert not found.retried
     assert f"process {found.pid} was killed by signal 9" in found.message
     wait_until(lambda: outcomes()["dies"].crashed == 1, "the count")
+
+
+def test_lists_show_failed_tasks_newest_first(rt):
+    for text in ("one", "two"):
+        with pytest.raises(ValueError, match=text):
+            fastrt.get(fails.remote(text))
+    rows = fastrt.list_tasks(state="failed", name="fails", limit=2)
+    assert [row["message"] for row in rows] == ["two", "one"]
+    assert tuple(rows[0]) == listing.COLUMNS["failures"]
+    first = reading.page(store_client.require(), "tasks", {"state": "failed"}, limit=1)
+    second = reading.page(store_client.require(), "tasks", {"state": "failed"}, after=first.next, limit=1)
+    assert [row["message"] for row in first.rows + second.rows] == ["two", "one"]
+    assert first.total >= 2
+    with pytest.raises(ValueError, match="there is no column 'waits_for'"):
+        fastrt.list_tasks(state="failed", waits_for="x")
+    ended = state.list_tasks(filters=[("state", "=", "FAILED"), ("name", "=", "fails")])
+    assert (ended[0].error_message, ended[0].state) == ("ValueError: two", "FAILED")
 
 
 def test_the_ring_keeps_the_last_failures_and_cuts_long_texts(rt):

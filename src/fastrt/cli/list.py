@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,15 @@ _SHOWN = {
     "tasks": ("task_id", "name", "state", "pid", "attempt", "waits_for", "priority"),
     "actors": ("actor", "class", "name", "state", "pid", "calls", "restarts", "reason"),
     "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site", "kept_by"),
+    "failures": ("time", "task_id", "name", "type", "message", "attempt", "retried", "mended", "pid"),
     "workers": ("pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "rss"),
 }
 _WIDTH = 160  # when the output is not a terminal
 
 
 @click.command("list", short_help="List tasks, actors, objects or workers.")
-@click.argument("what", type=click.Choice(list(_SHOWN)))
-@click.option("--state", help="Only rows in this state, such as running; * and ? are wildcards.")
+@click.argument("what", type=click.Choice([what for what in _SHOWN if what != "failures"]))
+@click.option("--state", help="Only rows in this state, such as running or failed; * and ? are wildcards.")
 @click.option("--name", help="Only rows with this name (of a class: for actors); * and ? are wildcards.")
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Only matching rows; may be repeated.")
 @click.option("--limit", default=100, show_default=True, help="How many rows at most; 0: all.")
@@ -42,6 +44,8 @@ def list_(
     node: str | None, this_node: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """List the unfinished tasks, the actors, the objects or the processes of the sessions on this machine.
+
+    Tasks of the state failed are the failures that the session keeps, newest first.
 
     If a session is a node of a cluster, the other nodes are asked too; they answer also while all their workers are
     busy. A node that does not answer within five seconds is named on standard error.
@@ -85,7 +89,7 @@ def list_(
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _show(what, rows)
+        _show("failures" if what == "tasks" and state == "failed" else what, rows)
     if rows.note:
         click.echo(f"{rows.note}{f'; --limit 0 shows all {what}' if limit else ''}", err=as_json)
 
@@ -137,6 +141,8 @@ def _cell(name: str, value: Any) -> str:
         return ""
     if name in _BYTES:
         return bytes_in_words(value)
+    if name == "time":
+        return time.strftime("%H:%M:%S", time.localtime(value))
     if isinstance(value, list):
         return ", ".join(str(one) for one in value)
     if name == "site":

@@ -260,6 +260,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",
         "kept_by",
     ),
+    "failures": (
+        "task_id", "name", "state", "pid", "actor", "attempt", "max_retries", "type", "message", "traceback", "retried",
+        "mended", "signal", "time", "number",
+    ),
     "workers": (
         "pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "cpu_s", "rss",
     ),

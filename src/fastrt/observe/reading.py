@@ -24,6 +24,7 @@ from fastrt.observe.listing import Names, Row
 from fastrt.store.client import Store
 from fastrt.tasks import call_sites
 
+FAILED = "failed"  # the state of tasks that lists the kept failures
 CHAIN_MAX = 32  # tasks in the chain of `task`
 _PASS_ROWS = 2000  # read together when a filter has to see the rows
 _REMOTE_STATE = 15  # in `pages.count_objects`: a value that another node keeps
@@ -173,6 +174,66 @@ class TaskView:
     worker: Row | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the tasks of one function, or the calls of one method, have ended on this node since the session began.
+
+    Attributes:
+        name: of the function, or class and method; "other" counts functions beyond a process's table.
+        succeeded, failed: of a function that returned, or whose last attempt raised.
+        cancelled: before or while they ran.
+        crashed: their last attempt ended with its process.
+        retried: attempts that raised or crashed and were followed by another one.
+        forwarded: tasks of this node that ended on another one, which counts how.
+    """
+
+    name: str
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    crashed: int = 0
+    retried: int = 0
+    forwarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt of a task, or one call, that failed.
+
+    Attributes:
+        number: of the failure in this session, from 1; pass the last one as `after` for newer ones.
+        time: seconds since the epoch.
+        task_id: as in `list_tasks`.
+        name: of the task.
+        actor: the actor's id; None: it is no call.
+        type: the exception's class, such as "ValueError" or "WorkerCrashedError".
+        message: its text, cut to a kilobyte.
+        traceback: of user code; its beginning is cut if it is longer than the record.
+        attempt, max_retries: the number of this attempt, and how many more the task may have had.
+        retried: whether another attempt followed.
+        mended: whether a later attempt succeeded.
+        signal: that ended the process; 0: none.
+        pid: of the process that ran it.
+        node: the name of the other node that ran it; "": this one.
+    """
+
+    number: int
+    time: float
+    task_id: str
+    name: str
+    actor: int | None
+    type: str
+    message: str
+    traceback: str
+    attempt: int
+    max_retries: int
+    retried: bool
+    mended: bool
+    signal: int
+    pid: int
+    node: str
+
+
 def counts(store: Store, *, tasks: bool = True, objects: bool = True) -> Counts:
     """Count the records of a node's tables: one pass over each.
 
@@ -208,7 +269,8 @@ def page(
     Args:
         store: any process's attachment.
         kind: "tasks", "actors", "objects" or "workers".
-        filters: values by column; text may have the wildcards * and ?, and matches numbers, too.
+        filters: values by column; text may have the wildcards * and ?, and matches numbers, too. Tasks of the state
+            "failed" are the kept failures, newest first, with columns of their own: `listing.COLUMNS["failures"]`.
         after: `next` of the page before; None: from the beginning.
         limit: the largest number of rows; 0: all.
         budget_s: a page whose filters need the rows ends after so many seconds, with fewer rows.
@@ -221,6 +283,8 @@ def page(
         raise ValueError(f"limit={limit}: a page has 0 or more rows")
     wanted = dict(filters or {})
     check_columns(kind, wanted)
+    if _wants_failures(kind, wanted):
+        return _failed(store, wanted, after or 0, limit)
     return _PAGES[kind](store, wanted, after or 0, limit, time.monotonic() + budget_s)
 
 
@@ -282,7 +346,7 @@ def outcomes(store: Store) -> list[Outcome]:
     for objref, number, actor, name, numbers in tally.outcomes(store.client):
         if objref == 0 or not any(numbers):  # a promise, which is no task of a user
             continue
-        full = "other" if objref is None else _name_of_ended(store, names, objref, number, actor, name)
+        full = "other" if objref is None else _name_of_ended(names, objref, number, actor, name)
         sums[full] = [one + more for one, more in zip(sums.get(full, [0] * len(numbers)), numbers, strict=True)]
     found = [Outcome(name, *numbers) for name, numbers in sums.items()]
     return sorted(found, key=lambda one: (-one.succeeded - one.failed - one.cancelled - one.crashed, one.name))
@@ -302,7 +366,8 @@ def failures(store: Store, *, after: int | None = None, limit: int = 100) -> lis
     return [
         Failure(
             row["number"], row["time_ns"] / 1e9, f"{row['id']:016x}",
-            row["name"] or _name_of_ended(store, names, *row["function"], row["actor"], ""), row["actor"], row["type"],
+            row["name"] or _name_of_ended(names, row["function"][0], row["function"][1], row["actor"], ""),
+            row["actor"], row["type"],
             row["message"], row["traceback"], row["attempt"], row["retries"], row["retried"], row["mended"],
             row["signal"], row["pid"], row["node"],
         )
@@ -310,7 +375,24 @@ def failures(store: Store, *, after: int | None = None, limit: int = 100) -> lis
     ]  # fmt: skip
 
 
-def _name_of_ended(store: Store, names: Names, objref: int, number: int, actor: int | None, name: str) -> str:
+def _failed(store: Store, wanted: Mapping[str, Any], after: int, limit: int) -> Page:
+    """Kept failures as rows, newest first; those of numbers below `after`, if it is not 0."""
+    found: list[Row] = []
+    for one in reversed(failures(store, limit=0)):
+        row: Row = {
+            "task_id": one.task_id, "name": one.name, "state": FAILED, "pid": one.pid, "actor": one.actor,
+            "attempt": one.attempt, "max_retries": one.max_retries, "type": one.type, "message": one.message,
+            "traceback": one.traceback, "retried": one.retried, "mended": one.mended, "signal": one.signal,
+            "time": one.time, "number": one.number,
+        }  # fmt: skip
+        if all(fits(row[name], value) for name, value in wanted.items()):
+            found.append(row)
+    rest = [row for row in found if not after or row["number"] < after]
+    rows = rest[:limit] if limit else rest
+    return Page(rows, rows[-1]["number"] if len(rows) < len(rest) else None, len(found))
+
+
+def _name_of_ended(names: Names, objref: int, number: int, actor: int | None, name: str) -> str:
     """The name of a function, or of a class and method, also if the function or the actor is gone.
 
     Args:
@@ -330,10 +412,15 @@ def check_columns(kind: str, filters: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a filter names no column.
     """
+    columns = listing.COLUMNS["failures" if _wants_failures(kind, filters) else kind]
     for name in filters:
-        if name not in listing.COLUMNS[kind]:
-            there = ", ".join(listing.COLUMNS[kind])
+        if name not in columns:
+            there = ", ".join(columns)
             raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
+
+
+def _wants_failures(kind: str, filters: Mapping[str, Any]) -> bool:
+    return kind == "tasks" and filters.get("state") == FAILED
 
 
 def fits(value: Any, wanted: Any) -> bool:

@@ -26,7 +26,7 @@ _ANSWER_S = elsewhere.ANSWER_S
 def list_tasks(
     *, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, node: str = "", **filters: Any
 ) -> Rows:  # fmt: skip
-    """Tasks and calls of actors that have not ended.
+    """Tasks and calls of actors that have not ended; with state="failed" the failures that the session keeps.
 
     Args:
         limit: the greatest number of rows, of all nodes together; 0: all.

@@ -22,7 +22,7 @@ def keep(
         store: of the process that runs or ends the task.
         task: the task.
         name: its name.
-        exc: what was raised; of a TaskError the exception that it wraps, with its traceback.
+        exc: the exception; of a TaskError the exception that it wraps, with its traceback.
         retried: whether another attempt follows.
         pid: of the process that ran it; default: this one.
         node: the name of the other node that ran it; "": this one.

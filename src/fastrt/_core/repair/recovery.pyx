@@ -185,7 +185,8 @@ cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
 cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, const death *how, bint nested):
     """End the tasks of a job, if one is given; if client v is dead also recover its task records.
 
-    `how` says how it died; NULL: it lives. Without `nested`, only those end that have come from other nodes, and not what these have submitted here.
+    `how` says how it died; NULL: it lives. Without `nested`, only those end that have come from other nodes, and not
+    what these have submitted here.
     """
     cdef uint32_t t, gen
     cdef uint64_t word

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The last failures of a session, in a ring in the arena: see frt_failure. Nothing here runs while tasks succeed."""
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from fastrt._core.memory.clients cimport Client
@@ -36,8 +36,8 @@ cdef frt_failure *_begin(frt_ctx *x, uint64_t *number) noexcept nogil:
     """Take a place in the ring, which this client is writing from now on; NULL if there is none, or no memory."""
     cdef uint64_t *word
     cdef uint64_t seen, mine
-    cdef uint32_t k, place, tries
-    for tries in range(TRIES):
+    cdef uint32_t place, _try
+    for _try in range(TRIES):
         number[0] = a64_add_rlx(&x.sb.failures, 1) + 1
         place = <uint32_t>((number[0] - 1) % FRT_FAILURES)
         word = x.failure_words + place
@@ -221,8 +221,8 @@ def read(Client client, object after=None, uint32_t limit=0):
         after: only those of larger numbers; None: the newest.
         limit: the largest number of them; 0: all.
     Returns:
-        Dicts: number, time_ns (of the system's clock), id of the task, function (as in `inspect.tasks`), actor (index or
-        None), pid, attempt, retries, signal, retried, mended, name, type, message, traceback, node.
+        Dicts: number, time_ns (of the system's clock), id of the task, function (as in `inspect.tasks`), actor (index
+        or None), pid, attempt, retries, signal, retried, mended, name, type, message, traceback, node.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t k

@@ -135,10 +135,10 @@ def outcomes(Client client):
     """The counts of all slots: how tasks have ended since the session began.
 
     Returns:
-        Rows (function's objref, number of the method or index of the function's object, actor or None, name, counts in
-        the order of SUCCEEDED, FAILED, CANCELLED, CRASHED, RETRIED, FORWARDED). The objref of functions that were counted
-        together is None; the actor is one that had such a call, and may be gone; the name of a method is its own alone,
-        and "" if it is not known.
+        Rows (function's objref, number of the method or index of the function's object, actor or None, name, counts
+        in the order of SUCCEEDED, FAILED, CANCELLED, CRASHED, RETRIED, FORWARDED). The objref of functions that were
+        counted together is None; the actor is one that had such a call, and may be gone; the name of a method is its
+        own alone, and "" if it is not known.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_tally *row

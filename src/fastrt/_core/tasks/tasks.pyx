@@ -224,7 +224,7 @@ def finish(Client client, uint32_t t, int outcome=-1):
     """End a task that this client runs or ends.
 
     Args:
-        outcome: how it is counted: SUCCEEDED, FAILED, CANCELLED, CRASHED or FORWARDED of `tally`; -1: as its results say.
+        outcome: how it is counted: SUCCEEDED, FAILED, CANCELLED, CRASHED or FORWARDED of `tally`; -1: by its results.
     Raises:
         RuntimeError: a result of it is not sealed.
     """

@@ -61,7 +61,13 @@ def list_tasks(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[TaskState]:  # fmt: skip
-    """Return the tasks and calls that have not ended; arguments as for `list_actors`."""
+    """Return the tasks and calls that have not ended; arguments as for `list_actors`.
+
+    With the filter ("state", "=", "FAILED") they are the kept failures that no retry followed, newest first.
+    """
+    if any(tuple(one) == ("state", "=", "FAILED") for one in filters or ()):
+        rows = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
+        return _select(TaskState, map(_failed, rows), filters, limit)
     return _select(TaskState, map(_task, _rows("tasks", timeout)), filters, limit)
 
 
@@ -219,6 +225,15 @@ def _task(row: dict[str, Any]) -> TaskState:
     return TaskState(
         (row["results"] or [row["task_id"]])[0], row["attempt"] - 1, row["name"], state, kind, row["name"],
         node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+    )  # fmt: skip
+
+
+def _failed(row: dict[str, Any]) -> TaskState:
+    return TaskState(
+        row["task_id"], row["attempt"] - 1, row["name"], "FAILED",
+        "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", row["name"], node_id=_node_of(row),
+        worker_pid=row["pid"], error_type=row["type"], error_message=f"{row['type']}: {row['message']}",
+        end_time_ms=int(row["time"] * 1000),
     )  # fmt: skip
 
 
