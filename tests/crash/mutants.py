@@ -135,6 +135,15 @@ MUTANTS = (
     Mutant("recovery: call of a dead actor kept", "recovery.pyx",
            "    if state == FRT_TASK_READY and 0 < task.actor", "    if False and 0 < task.actor"),
     Mutant("recovery: late task run again", "recovery.pyx", " or task.flags & FRT_TASK_LATE:", ":"),
+    gone("counts: one that a death has cut off is not made up for", "recovery.pyx", "tally_settle(x, v, t, ended)"),
+    gone("counts: one before a seal that never came is kept", "recovery.pyx", "tally_settle(x, v, t, False)"),
+    Mutant("counts: recovery counts again what was counted", "tally.pyx", "if ended and not counted:", "if ended:"),
+    gone("failures: a dead writer's place is kept", "recovery.pyx", "failures_of_dead(x, v)"),
+    Mutant("failures: committed before it is written", "failures.pyx",
+           "    memcpy(f, &made, sizeof(made))\n    _commit(x, number)\n",
+           "    _commit(x, number)\n    memcpy(f, &made, sizeof(made))\n"),
+    Mutant("failures: two of one death", "failures.pyx",
+           "x.tasks[t].function == 0 or _is_kept(x, x.tasks[t].id, x.tasks[t].attempts)", "x.tasks[t].function == 0"),
     Mutant("fifo: next segment named after the commit", "fifo.pyx",
            "            old.next.objref, old.next.index, old.end = segment.objref, segment.index, q.state.tail\n"
            "            q.plan = q.state\n            q.plan.tail_in, q.plan.tail = old.next, 0\n"

@@ -24,7 +24,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, handles
 from fastrt._core.repair import recovery
 from fastrt._core.repair.fsck import fsck, usage
-from fastrt._core.tasks import admission, cancel, tasks
+from fastrt._core.tasks import admission, cancel, failures, tasks
 
 STORE_BYTES = 2 << 20  # little: a walk finds it full at times, which it expects
 SHARED_BYTES = 16 << 20  # room for several walks, of which some may be dead and hold what they held
@@ -85,6 +85,8 @@ class Scene:
         self.client = self.attach(clients.KIND_DRIVER)
         self.client.adopt_job(self.client.job)
         self.function = handles.put_scalar(self.client, b"the function")
+        self.counted = handles.put_scalar(self.client, b"the function of this process's own tasks")
+        self.submitted = 0  # tasks of that function
         self.shared = [(s, work.put(self.client, s, n)) for s, n in ((1, 16), (2, 300), (3, 20000))]
         self.box = work.put(self.client, 4, 50, [ref for _, ref in self.shared])
         self.actor, index = acting.make(self.client, self.function)
@@ -117,7 +119,8 @@ class Scene:
 
     def submit(self, op: int, seed: int, refs: Any = (), addends: int = 0, big: int = 0) -> Expected:
         self.client.adopt_job(self.client.job)  # running a task has made its job ours
-        made = work.submit(self.client, self.function, op, seed, refs, big)
+        made = work.submit(self.client, self.counted, op, seed, refs, big)
+        self.submitted += 1
         self.expected.append(Expected(made, op, seed, addends))
         return self.expected[-1]
 
@@ -127,7 +130,8 @@ class Scene:
             self.submit(op, FIRST_SEED + 20 * op)
         for big in (0, 200):
             self.client.adopt_job(self.client.job)
-            ref = work.submit_demanding(self.client, self.function, work.INT, 300 + big, big=big)
+            ref = work.submit_demanding(self.client, self.counted, work.INT, 300 + big, big=big)
+            self.submitted += 1
             self.expected.append(Expected([ref], work.INT, 300 + big, 0))
         first, second = self.expected[0], self.expected[1]
         both = [first.refs[0], second.refs[0]]
@@ -172,7 +176,8 @@ class Scene:
     def end_one_late(self, again: bool) -> None:
         """A worker that has ended itself for the sake of a task that ran for too long, and may run again or not."""
         self.client.adopt_job(self.client.job)
-        (ref,) = work.submit(self.client, self.function, work.INT, 800)
+        (ref,) = work.submit(self.client, self.counted, work.INT, 800)
+        self.submitted += 1
         name = ref.objref, handles.describe(self.client, ref)["index"]
 
         def run() -> None:
@@ -238,6 +243,8 @@ class Scene:
             work.read(self.client, ref, seed)
         for ref in handles.contained(self.client, self.box):
             work.read(self.client, ref)
+        work.check_failures(self.client)
+        work.check_counts(self.client, self.counted, self.submitted)
         self.stall_s = max(self.stall_s, time.monotonic() - begun)
 
     def _work_off(self) -> None:
@@ -250,7 +257,7 @@ class Scene:
         self.expected.clear()
         self.shared.clear()
         self.streams.clear()
-        del self.box, self.function, self.actor, self.queue
+        del self.box, self.function, self.counted, self.actor, self.queue
         tool = self.attach(clients.KIND_TOOL)
         index = self.client.index
         self.client.close()
@@ -268,9 +275,13 @@ class Scene:
         refs = [work.put(client, 70 + k, size) for k, size in enumerate(work.SIZES)]
         ref = handles.put_scalar(client, "a function")
         functions.add_function(client, b"last".ljust(16), ref, "last")
-        made = self.submit(work.SUM, 90, [refs[5]], 75)
+        made = [self.submit(work.SUM, 90, [refs[5]], 75), self.submit(work.FAIL, 91)]
         work.run_all(client, self.function)
-        made.check(client)
+        for expected in made:
+            expected.check(client)
+        work.check_counts(client, self.counted, self.submitted)
+        if failures.read(client)[-1]["message"] != "91":
+            raise Wrong("the last failure is lost")
 
     def _check(self, client: Client, reserved: int) -> None:
         found = fsck(client, quiet=True)

@@ -88,7 +88,8 @@ class Victim:
         watch.wait(0.0)
 
     def record(self) -> None:
-        """A few records of what happens, while the session records."""
+        """Read the kept failures, and write a few records of what happens, while the session records."""
+        work.check_failures(self.client)
         trace.switch(self.client, True)
         trace.end(self.client, trace.begin(self.client, trace.GET, 1))
         trace.record(self.client, trace.PUT, 2)

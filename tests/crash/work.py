@@ -5,6 +5,7 @@ by whoever comes across it. The core's calls are used directly: no serializer, n
 """
 
 import os
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles, mapped, spill
 from fastrt._core.objects.handles import Ref
-from fastrt._core.tasks import admission, submission, tasks
+from fastrt._core.tasks import admission, failures, submission, tally, tasks
 
 KIND = 16  # of values that the core does not read by itself: 8 bytes of seed, then the pattern
 ERROR = b"given up"
@@ -25,6 +26,7 @@ FOLDER = [""]  # where the files of spilled values are: one for each process tha
 INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST, PROMISE = range(9)
 KINDS = 9
 YIELD = 9  # see streaming
+DEATHS = ("WorkerCrashedError", "ActorDiedError", "TaskTimeoutError")  # classes of failures that recovery keeps
 
 
 class Wrong(AssertionError):
@@ -234,6 +236,7 @@ def _perform(client: Client, function: Ref, task: int) -> None:
         if tasks.retry(client, task):
             return
     if op == FAIL:
+        failures.keep(client, task, texts_of(seed), os.getpid())
         fail(client, task)
     elif op == YIELD:
         import streaming  # there is no other way round
@@ -306,6 +309,44 @@ def value_of(client: Client, ref: Ref) -> int:
     if error:
         raise Failed(f"{ref.objref:#x} is an error: {value!r}")
     return value if kind < KIND else read(client, ref)
+
+
+def texts_of(seed: int) -> tuple[str, str, str, str, str]:
+    """The name, class, message, traceback and node of the kept failure of a seed."""
+    return f"task {seed}", "Failed", str(seed), f"line {seed}\n" * (seed % 200), f"node {seed}"
+
+
+def check_failures(client: Client) -> None:
+    """Compare every kept failure with its seed, or with what recovery writes about a death.
+
+    Raises:
+        Wrong: one is torn, or there are two about one attempt.
+    """
+    seen = set()
+    for row in failures.read(client):
+        attempt = row["id"], row["attempt"]
+        if attempt in seen:
+            raise Wrong(f"two failures are kept of one attempt: {row}")
+        seen.add(attempt)
+        texts = tuple(row[name] for name in ("name", "type", "message", "traceback", "node"))
+        if row["type"] == "Failed":
+            whole = row["message"].isdigit() and texts == texts_of(int(row["message"]))
+        else:
+            whole = row["type"] in DEATHS and re.fullmatch(r"process \d+ ended", row["message"]) is not None
+        if not whole:
+            raise Wrong(f"a kept failure is torn: {row}")
+
+
+def check_counts(client: Client, function: Ref, expected: int) -> None:
+    """Compare the number of a function's tasks that have ended.
+
+    Raises:
+        Wrong: a task was not counted, or twice.
+    """
+    found = [counts for objref, *_, counts in tally.outcomes(client) if objref == function.objref]
+    ended = sum(sum(counts) - counts[tally.RETRIED] for counts in found)
+    if ended != expected:
+        raise Wrong(f"lost count: {ended} tasks of {expected} are counted: {found}")
 
 
 class Expected:

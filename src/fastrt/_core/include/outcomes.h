@@ -7,7 +7,7 @@ enum { FRT_SUCCEEDED = 0, FRT_FAILED, FRT_CANCELLED, FRT_CRASHED, FRT_RETRIED, F
 #define FRT_NAME_BYTES 64
 #define FRT_TALLIES_STEP 32 /* rows whose memory is committed in one step: a page */
 #ifdef FRT_FAILPOINTS /* small, so that a kill test fills them */
-#define FRT_TALLIES 4
+#define FRT_TALLIES 8
 #define FRT_FAILURES 8
 #else
 #define FRT_TALLIES 256 /* functions and methods that each slot counts apart; the rest is in frt_client.other */
