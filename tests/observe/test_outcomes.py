@@ -9,7 +9,7 @@ import pytest
 import fastrt
 import fastrt.ray.util.state as state
 from fastrt._core.tasks import failures as core_failures
-from fastrt.observe import listing, reading
+from fastrt.observe import ended, listing, reading
 from fastrt.store import client as store_client
 
 
@@ -60,12 +60,12 @@ def rt():
 
 
 def outcomes():
-    found = {one.name: one for one in reading.outcomes(store_client.require())}
-    return collections.defaultdict(lambda: reading.Outcome("none"), found)
+    found = {one.name: one for one in ended.outcomes(store_client.require())}
+    return collections.defaultdict(lambda: ended.Outcome("none"), found)
 
 
 def failures(**options):
-    return reading.failures(store_client.require(), **options)
+    return ended.failures(store_client.require(), **options)
 
 
 def test_scalar_results_are_counted_before_they_can_be_read(rt):
