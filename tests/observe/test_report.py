@@ -65,7 +65,7 @@ class Tables(HTMLParser):
             self.rows[-1][-1] += data
 
     def functions(self):
-        return {row[0]: row[1:] for row in self.rows if row}
+        return {row[0]: row[1:] for row in self.rows if len(row) == 8}
 
 
 def test_page_counts_runs_by_function(rt, tmp_path, wait_until):
@@ -93,6 +93,31 @@ def test_page_counts_runs_by_function(rt, tmp_path, wait_until):
     assert len(text) < 100_000
 
 
+@fastrt.remote(max_retries=0)
+def fails(number):
+    raise ValueError(f"<i>bad</i> {number % 2}")
+
+
+def test_failures_are_counted_and_shown_in_groups(rt, tmp_path, wait_until):
+    with pytest.raises(fastrt.TaskError):
+        fastrt.get(fails.remote(0))  # not on the page
+    wait_until(lambda: not fastrt.list_tasks(), "the records of tasks to go")
+    with fastrt.report(tmp_path / "run.html"):
+        refs = [fails.remote(k) for k in (0, 1, 1)]
+        for ref in refs:
+            with pytest.raises(fastrt.TaskError):
+                fastrt.get(ref)
+        fastrt.get([quick.remote(k) for k in range(7)])
+        wait_until(lambda: not fastrt.list_tasks(), "the records of tasks to go")
+    text = (tmp_path / "run.html").read_text()
+    (row,) = [row for row in Tables(text).rows if len(row) == 6]
+    assert row == ["fails", "3", "0", "0", "0", "0"]
+    assert "2 × fails: ValueError: &lt;i&gt;bad&lt;/i&gt; 1</summary>" in text
+    assert "1 × fails: ValueError" in text
+    assert "in fails" in text  # of the traceback
+    assert '<span class="dim">tasks and calls</span><b>10</b>' in text
+
+
 def test_page_is_written_when_the_block_fails(rt, tmp_path):
     with pytest.raises(ZeroDivisionError), fastrt.report(tmp_path / "run.html"):
         _ = 1 // 0
@@ -108,6 +133,7 @@ def test_advice_is_on_the_page(rt, tmp_path, monkeypatch):
     monkeypatch.setattr(warnings, "_given", {"cause": "gets in turn & others"})
     with fastrt.report(tmp_path / "run.html"):
         pass
+    assert "No task or call has failed." in (tmp_path / "run.html").read_text()
     assert "gets in turn &amp; others" in (tmp_path / "run.html").read_text()
 
 
@@ -226,6 +252,7 @@ def test_browser_shows_a_run_of_a_million_tasks(rt, tmp_path, browser, wait_unti
         wait_until(lambda: not fastrt.list_tasks(), "the records of tasks to go")
     seconds = time.monotonic() - begun
     assert (tmp_path / "run.html").stat().st_size < 1_000_000
+    assert "<b>1,000,002</b>" in (tmp_path / "run.html").read_text()  # counted by the core
     seen = int(Tables((tmp_path / "run.html").read_text()).functions()["quick"][0].replace(",", ""))
     assert seen <= 1_000_001
     assert seen > 100_000, f"{seen} of a million in {seconds:.0f} s"
@@ -242,7 +269,15 @@ def test_browser_shows_a_run_of_a_million_tasks(rt, tmp_path, browser, wait_unti
         assert back == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
         assert page.locator("svg polygon").count() == 4
         assert page.locator("h2").all_inner_texts() == [
-            *("Busy processes", "Time by function", "Memory of the store", "Queued tasks", "Advice", "Versions"),
+            *(
+                "Busy processes",
+                "Time by function",
+                "Failures",
+                "Memory of the store",
+                "Queued tasks",
+                "Advice",
+                "Versions",
+            ),
         ]
         assert page.locator("td", has_text="<img src=x").count() == 1
         page.screenshot(path=tmp_path / f"{width}.png", full_page=True)

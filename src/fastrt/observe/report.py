@@ -12,7 +12,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,9 @@ import numpy as np
 
 from fastrt._core.memory import arena, trace
 from fastrt.errors import FastrtError
+from fastrt.observe import ended as ended_tasks
 from fastrt.observe.build import this_build
+from fastrt.observe.ended import Failure, Outcome
 from fastrt.observe.usage import Array, Usage
 from fastrt.store import client as store_client
 from fastrt.store import warnings
@@ -29,6 +31,8 @@ from fastrt.store import warnings
 _POLL_S = 0.02  # a ring of 16,384 records is full after 50 ms at the greatest rates
 _SETTLE_S = 1.0
 _ROWS_MAX = 200
+_GROUPS_MAX = 50
+_OUTCOMES = ("succeeded", "failed", "cancelled", "crashed", "retried", "forwarded")
 _WIDTH, _HEIGHT = 600, 120
 _STYLE = """
 :root {
@@ -63,12 +67,14 @@ svg { display: block; width: 100%; height: 120px; overflow: visible; }
 .c0 { fill: var(--c0); } .c2 { fill: var(--c2); }
 .bar { display: inline-block; height: .6rem; background: var(--c0); border-radius: 2px; min-width: 1px; }
 .bad { color: var(--bad); white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { overflow-x: auto; margin: .3rem 0; font-size: .85rem; }
+summary { cursor: pointer; overflow-wrap: anywhere; padding: .3rem 0; }
 p { margin: .3rem 0; overflow-wrap: anywhere; }
 """
 
 
 class report:
-    """Writes a page about a block of a program: time by function, utilisation, memory, advice, versions.
+    """Writes a page about a block of a program: time by function, utilisation, failures, memory, advice, versions.
 
         with fastrt.report("run.html"):
             ...
@@ -94,6 +100,9 @@ class report:
         self._was_on = trace.enabled(client)
         self._usage = Usage(self._store)
         self._room = arena.room(client)[2]
+        self._before = {one.name: one for one in ended_tasks.outcomes(self._store)}
+        kept = ended_tasks.failures(self._store, limit=1)
+        self._last = kept[-1].number if kept else 0
         self._began = time.time()
         self._stop = threading.Event()
         trace.switch(client, True)
@@ -106,12 +115,17 @@ class report:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        ended: list[Outcome] = []
+        failures: list[Failure] = []
         try:
             trace.switch(self._store.client, self._was_on)
             self._usage.settle(_SETTLE_S)
+            ended = _since(self._before, ended_tasks.outcomes(self._store))
+            failures = ended_tasks.failures(self._store, after=self._last, limit=0)
         except FastrtError:
             pass  # the session has ended inside of the block
-        self._path.write_text(_page(self._title, self._began, self._usage, self._room, error), encoding="utf-8")
+        page = _page(self._title, self._began, self._usage, self._room, error, ended, failures)
+        self._path.write_bytes(page.encode("utf-8", "replace"))
 
     def _read(self) -> None:
         try:
@@ -121,12 +135,32 @@ class report:
             return  # the session has ended
 
 
-def _page(title: str, began: float, usage: Usage, room: int, error: BaseException | None) -> str:
+def _since(before: Mapping[str, Outcome], now: Iterable[Outcome]) -> list[Outcome]:
+    """The tasks that have ended since then, by function; those without any are left out."""
+    found = []
+    for one in now:
+        old = before.get(one.name, Outcome(one.name))
+        counts = {name: getattr(one, name) - getattr(old, name) for name in _OUTCOMES}
+        if any(counts.values()):
+            found.append(Outcome(one.name, **counts))
+    return found
+
+
+def _page(
+    title: str,
+    began: float,
+    usage: Usage,
+    room: int,
+    error: BaseException | None,
+    ended: Sequence[Outcome],
+    failures: Sequence[Failure],
+) -> str:
     parts = [
-        _head(title, began, usage),
+        _head(title, began, usage, sum(_total(one) for one in ended)),
         *([_section("Failed", f'<p class="bad">{_text(f"{type(error).__name__}: {error}")}</p>')] if error else []),
         _section("Busy processes", _utilisation(usage)),
         _section("Time by function", _functions(usage)),
+        _section("Failures", _failures(ended, failures)),
         _section("Memory of the store", _memory(usage, room)),
         _section("Queued tasks", _chart([usage.parts.queued], usage, lambda value: f"{value:,.0f}", "Queued tasks")),
         _section("Advice", _advice()),
@@ -141,8 +175,11 @@ def _page(title: str, began: float, usage: Usage, room: int, error: BaseExceptio
     )
 
 
-def _head(title: str, began: float, usage: Usage) -> str:
-    tasks = sum(one.count for one in usage.functions.values())
+def _total(one: Outcome) -> int:
+    return one.succeeded + one.failed + one.cancelled + one.crashed
+
+
+def _head(title: str, began: float, usage: Usage, tasks: int) -> str:
     seconds = (usage.end - usage.begin) / 1e9
     tiles = [
         ("duration", _time(usage.end - usage.begin)), ("tasks and calls", f"{tasks:,}"),
@@ -187,6 +224,35 @@ def _functions(usage: Usage) -> str:
     more = f"<p>and {len(rows) - _ROWS_MAX:,} more functions</p>" if len(rows) > _ROWS_MAX else ""
     heads = ["function", "runs", "time", "share", "mean", "median", "99 %", "longest"]
     return _table(heads, body) + more
+
+
+def _failures(ended: Sequence[Outcome], failures: Sequence[Failure]) -> str:
+    """Counts of all that did not succeed, and the kept failures in groups, each with its last traceback."""
+    bad = [one for one in ended if one.failed or one.cancelled or one.crashed or one.retried]
+    if not bad and not failures:
+        return "<p>No task or call has failed.</p>"
+    rows = [
+        [f'<span title="{_text(one.name)}">{_text(one.name[:200])}</span>',
+         *(f"{getattr(one, name):,}" for name in ("failed", "crashed", "cancelled", "retried", "succeeded"))]
+        for one in sorted(bad, key=lambda one: (-one.failed - one.crashed, one.name))[:_ROWS_MAX]
+    ]  # fmt: skip
+    groups: dict[tuple[str, str, str], list[Failure]] = {}
+    for failure in failures:
+        line = failure.message.partition("\n")[0]
+        groups.setdefault((failure.name, failure.type, line), []).append(failure)
+    parts = (
+        [_table(["function", "failed", "crashed", "cancelled", "attempts retried", "succeeded"], rows)] if rows else []
+    )
+    shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_GROUPS_MAX]
+    for (name, kind, line), some in shown:
+        head = f"{len(some):,} × {name}: {kind}: {line}"
+        mended = sum(one.mended for one in some)
+        mend = f"<p>{mended:,} of them were mended by a later attempt.</p>" if mended else ""
+        text = some[-1].traceback or some[-1].message
+        parts.append(f"<details><summary>{_text(head[:500])}</summary>{mend}<pre>{_text(text)}</pre></details>")
+    if len(groups) > len(shown):
+        parts.append(f"<p>and {len(groups) - len(shown):,} more kinds</p>")
+    return "".join(parts)
 
 
 def _memory(usage: Usage, room: int) -> str:
