@@ -21,7 +21,8 @@ def connected(path):
 
 
 def test_malformed_message_of_each_type_is_refused_and_the_daemon_goes_on(rt):
-    for name in MESSAGES:
+    # Of those in other modules, each process knows the ones that it has loaded.
+    for name in [name for name, kind in MESSAGES.items() if kind.__module__ == Refused.__module__]:
         with connected(rt.socket_path) as (sock, link):
             sock.sendall(json.dumps({"op": name, "strange": 1}).encode() + b"\n")
             answer = link.receive(5)

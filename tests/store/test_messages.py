@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fastrt.store import debugging  # defines messages, too
 from fastrt.store.messages import (
     MESSAGES,
     Bye,
@@ -31,6 +32,7 @@ GOOD = {
 }  # fmt: skip
 BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]
 ALL = list(MESSAGES.values())
+assert debugging.DebugText in ALL
 
 
 def fields_of(kind):

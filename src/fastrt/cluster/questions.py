@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastrt.errors import FastrtError
-from fastrt.net.grpc.descriptors import message_set
 from fastrt.store import join
 from fastrt.store.messages import AskNode, MessageError, NodePage, Refused, expect, read_message, write_message
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
-_SET = message_set("node")
-_Question, _Page = (_SET.message(f"fastrt.node.{name}") for name in ("Question", "Page"))
 SOCKET = "peer.sock"  # in the session's folder
 ROWS_BYTES_MAX = 384 << 10  # of one page: as text in another JSON text it has less than `messages.BYTES_MAX`
 _OPEN_MAX = 32  # questions of one peer, and of all processes of this node, that wait for an answer
@@ -34,6 +31,13 @@ _TIMEOUT_S_MAX = 60.0
 _QUESTION_BYTES_MAX = 1 << 17
 _ERROR_MAX = 1000
 _CONNECT_STEP_S = 0.01
+
+
+def _message(name: str) -> Any:
+    """A message of node.proto. Tables of one node are read without the packages of clusters, and load none of them."""
+    from fastrt.net.grpc.descriptors import message_set
+
+    return message_set("node").message(f"fastrt.node.{name}")
 
 
 class Question(NamedTuple):
@@ -87,7 +91,7 @@ class Questions:
         """
         self._number = number = self._number + 1
         self._asked[number] = asyncio.get_running_loop().create_future()
-        message = _Question(number=number, timeout_ms=int(timeout_s * 1000), **question._asdict())
+        message = _message("Question")(number=number, timeout_ms=int(timeout_s * 1000), **question._asdict())
         self._send("question", message, message.ByteSize())
         try:
             return await asyncio.wait_for(self._asked[number], timeout_s)
@@ -123,7 +127,9 @@ class Questions:
 
     def _reply(self, number: int, answer: Answer) -> None:
         rows, after, is_end, total, error = answer
-        page = _Page(number=number, rows=rows.encode("ascii"), after=after, is_end=is_end, total=total, error=error)
+        page = _message("Page")(
+            number=number, rows=rows.encode("ascii"), after=after, is_end=is_end, total=total, error=error
+        )
         self._send("page", page, page.ByteSize())
 
     def close(self, why: str) -> None:

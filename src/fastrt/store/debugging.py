@@ -21,7 +21,7 @@ from fastrt._core.tasks import tasks
 from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.folders import private_folder, read_private, replace_private
 from fastrt.foreign_text import read_object
-from fastrt.store.messages import Message
+from fastrt.store.messages import U32, Message
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
@@ -66,8 +66,8 @@ class DebugComplete(Message):
 
     text: str
     line: str
-    begin: int
-    end: int
+    begin: U32
+    end: U32
 
 
 class DebugNames(Message):
