@@ -143,7 +143,8 @@ cdef int _end_here(frt_ctx *x, uint32_t v, uint32_t t, uint64_t word, const deat
         failures_mend(x, x.tasks[t].id)
     if not ended and frt_word_state(word) in (FRT_TASK_RUNNING, FRT_TASK_BLOCKED) and not task_is_cancelled(x, t):
         _keep_failure(x, v, t, how, False)
-    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
+    # A task that ends is counted in the slot of its client: after a death here, its count is looked for there again.
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, v if ended else x.me, frt_word_gen(word)))
     links_unwait(x, t)  # a canceller may have taken it while it was waiting, and died before it came to this
     return task_done(x, t) if ended else 1
 
