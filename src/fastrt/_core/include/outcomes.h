@@ -33,9 +33,8 @@ typedef struct {
 
 /* One attempt that failed. Each has a word {FRT_FAILURE_*:8 | client:16 | number:40}; the numbers are 1, 2, ..., and
  * number n has place (n - 1) % FRT_FAILURES. A process takes a number by one addition, swaps the word of the place to
- * WRITING, fills in the record, and stores KEPT (commit). If the place is being written by another process, it takes
- * the
- * next number. A reader copies the record and reads the word before and after. Recovery empties the places that a dead
+ * WRITING, fills in the record, and stores KEPT (commit). If another process is writing the place, it takes the next
+ * number. A reader copies the record and reads the word before and after. Recovery empties the places that a dead
  * client was writing; memory is committed before the first record of a place. */
 enum {
     FRT_FAILURE_EMPTY = 0,

@@ -363,7 +363,8 @@ cdef class Client:
     def name_methods(self, list names):
         """Give the names of the methods whose calls this client runs, for its counts: at most 63 bytes of each."""
         self.ensure()
-        self.names = b"".join([name.encode("utf-8", "replace")[:63].ljust(64, b"\0") for name in names])
+        self.names = b"".join([
+            name.encode("utf-8", "replace")[:FRT_NAME_BYTES - 1].ljust(FRT_NAME_BYTES, b"\0") for name in names])
         self.x.methods, self.x.method_names = <const char *>self.names, <uint32_t>len(names)
 
     def wake(self, uint32_t client):

@@ -76,6 +76,35 @@ def record(Client client, uint32_t kind, uint64_t id, uint32_t what=0, uint32_t 
     frt_trace_point(&client.x, kind, id, what, actor)
 
 
+cdef struct reading:
+    uint64_t first, end  # numbers of the records that can be read
+    int64_t ticks, ns    # now, by the session's clock and by the monotonic clock
+    double pace          # nanoseconds a tick
+
+
+cdef reading _begin_reading(frt_ctx *x, uint32_t of, uint64_t since) noexcept nogil:
+    """The records of client `of` from number `since` on that are in its ring, and how their times are converted.
+
+    Two moments are known by both clocks, the session's start and now; all records lie between them.
+    """
+    cdef reading r
+    cdef frt_superblock *sb = x.sb
+    r.end = a64_load_acq(&x.traces[of].count)
+    r.first = r.end - FRT_TRACE_RECORDS if r.end > FRT_TRACE_RECORDS else 0
+    r.first = since if r.first < since < r.end else (r.end if since >= r.end else r.first)
+    r.ticks, r.ns = frt_trace_ticks(sb.trace_clock), frt_now_ns()
+    r.pace = <double>(r.ns - sb.trace_ns) / <double>(r.ticks - sb.trace_ticks) if r.ticks > sb.trace_ticks else 1.0
+    return r
+
+
+cdef uint64_t _overwritten(frt_ctx *x, uint32_t of, const reading *r) noexcept nogil:
+    """How many of the records the writer may have overwritten during the copy: it may have gone round the ring."""
+    cdef uint64_t count
+    a_fence_sc()
+    count = a64_load_acq(&x.traces[of].count) + 1
+    return count - FRT_TRACE_RECORDS - r.first if count > r.first + FRT_TRACE_RECORDS else 0
+
+
 def drain(Client client, uint32_t of, uint64_t since=0):
     """The records of client `of` from number `since` on, oldest first.
 
@@ -83,35 +112,23 @@ def drain(Client client, uint32_t of, uint64_t since=0):
         (records, next): tuples (number, start ns, end ns, kind, id, what, actor), and `since` for the next call. The
         end is 0 while the action lasts. Records that were overwritten before they could be read are missing.
     """
-    cdef frt_trace_ring *ring
-    cdef frt_trace_record *r
-    cdef frt_superblock *sb = client.x.sb
-    cdef uint64_t first, end, k
-    cdef int64_t ticks, ns, finished
-    cdef double pace
+    cdef frt_trace_record *one
+    cdef reading r
+    cdef uint64_t k
+    cdef int64_t finished
     client.ensure()
     if of >= clients_ever(&client.x):
         return [], since
-    ring = client.x.traces + of
-    end = a64_load_acq(&ring.count)
-    first = end - FRT_TRACE_RECORDS if end > FRT_TRACE_RECORDS else 0
-    first = since if first < since < end else (end if since >= end else first)
+    r = _begin_reading(&client.x, of, since)
     rows = []
-    # Two moments are known by both clocks, the session's start and now; all records lie between them.
-    ticks, ns = frt_trace_ticks(sb.trace_clock), frt_now_ns()
-    pace = <double>(ns - sb.trace_ns) / <double>(ticks - sb.trace_ticks) if ticks > sb.trace_ticks else 1.0
-    for k in range(first, end):
-        r = ring.records + k % FRT_TRACE_RECORDS
-        finished = r.end
-        rows.append((k, ns + <int64_t>(<double>(r.start - ticks) * pace),
-                     ns + <int64_t>(<double>(finished - ticks) * pace) if finished else 0,
-                     r.kind, r.id, r.what, r.actor))
-    # The writer may have gone round the ring during the copy: drop the rows that it may have overwritten.
-    a_fence_sc()
-    overwritten = a64_load_acq(&ring.count) + 1
-    if overwritten > first + FRT_TRACE_RECORDS:
-        rows = rows[overwritten - FRT_TRACE_RECORDS - first:]
-    return rows, end
+    for k in range(r.first, r.end):
+        one = client.x.traces[of].records + k % FRT_TRACE_RECORDS
+        finished = one.end
+        rows.append((k, r.ns + <int64_t>(<double>(one.start - r.ticks) * r.pace),
+                     r.ns + <int64_t>(<double>(finished - r.ticks) * r.pace) if finished else 0,
+                     one.kind, one.id, one.what, one.actor))
+    del rows[:_overwritten(&client.x, of, &r)]
+    return rows, r.end
 
 
 def copied(Client client, uint32_t of, uint64_t since=0):
@@ -122,30 +139,18 @@ def copied(Client client, uint32_t of, uint64_t since=0):
         as 4, kind and actor as 2), `since` for the next call, and (ticks, ns, pace): a time t of a record is
         ns + (t - ticks) * pace nanoseconds of the monotonic clock.
     """
-    cdef frt_trace_ring *ring
-    cdef frt_superblock *sb = client.x.sb
-    cdef uint64_t first, end, k, n, tail
-    cdef int64_t ticks, ns
-    cdef double pace
+    cdef frt_trace_record *records
+    cdef reading r
+    cdef uint64_t k, n, tail
     cdef size_t size = sizeof(frt_trace_record)
     client.ensure()
-    ticks, ns = frt_trace_ticks(sb.trace_clock), frt_now_ns()
-    pace = <double>(ns - sb.trace_ns) / <double>(ticks - sb.trace_ticks) if ticks > sb.trace_ticks else 1.0
-    clock = ticks, ns, pace
     if of >= clients_ever(&client.x):
-        return since, b"", since, clock
-    ring = client.x.traces + of
-    end = a64_load_acq(&ring.count)
-    first = end - FRT_TRACE_RECORDS if end > FRT_TRACE_RECORDS else 0
-    first = since if first < since < end else (end if since >= end else first)
-    n = end - first
-    k = first % FRT_TRACE_RECORDS
+        return since, b"", since, (0, 0, 1.0)
+    records = client.x.traces[of].records
+    r = _begin_reading(&client.x, of, since)
+    n = r.end - r.first
+    k = r.first % FRT_TRACE_RECORDS
     tail = n if k + n <= FRT_TRACE_RECORDS else FRT_TRACE_RECORDS - k
-    data = (<char *>(ring.records + k))[:tail * size] + (<char *>ring.records)[:(n - tail) * size]
-    # As in `drain`.
-    a_fence_sc()
-    overwritten = a64_load_acq(&ring.count) + 1
-    if overwritten > first + FRT_TRACE_RECORDS:
-        k = min(overwritten - FRT_TRACE_RECORDS - first, n)
-        first, data = first + k, data[k * size:]
-    return first, data, end, clock
+    data = (<char *>(records + k))[:tail * size] + (<char *>records)[:(n - tail) * size]
+    k = min(_overwritten(&client.x, of, &r), n)
+    return r.first + k, data[k * size:], r.end, (r.ticks, r.ns, r.pace)

@@ -9,6 +9,7 @@ cdef extern from *:
     uint64_t FRT_FUNCTION_GONE
 
 cdef int functions_touch(frt_ctx *x) noexcept nogil
+cdef const char *functions_name(frt_ctx *x, uint64_t objref) noexcept nogil
 
 cdef inline bint functions_counts(const frt_function *f) noexcept nogil:
     """Whether a slot of the table holds a function."""

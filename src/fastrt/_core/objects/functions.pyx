@@ -134,14 +134,19 @@ cdef int _grow(frt_ctx *x) noexcept nogil:
 
 def function_name(Client client, uint64_t objref):
     """The name of the function whose object is `objref`; "?" when it is not in the table."""
-    cdef frt_function *f
-    cdef uint32_t k
+    cdef const char *name
     client.ensure()
-    for k in range(frt_functions(&client.x)):
-        f = client.x.functions + k
-        if objref and f.objref == objref:
-            return f.name[:strnlen(f.name, 64)].decode("utf-8", "replace")
-    return "?"
+    name = functions_name(&client.x, objref)
+    return name[:strnlen(name, FRT_NAME_BYTES)].decode("utf-8", "replace") if name != NULL else "?"
+
+
+cdef const char *functions_name(frt_ctx *x, uint64_t objref) noexcept nogil:
+    """The name of a function or class, at most FRT_NAME_BYTES; NULL if it is not in the table."""
+    cdef uint32_t k
+    for k in range(frt_functions(x)):
+        if objref and x.functions[k].objref == objref:
+            return x.functions[k].name
+    return NULL
 
 
 def add_function(Client client, bytes digest, Ref ref, str name, bint lasting=True):

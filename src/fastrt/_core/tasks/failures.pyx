@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.segment cimport segment_commit
-from fastrt._core.tasks.tally cimport tally_name
+from fastrt._core.objects.functions cimport functions_name
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -82,6 +82,7 @@ cdef void failure_crashed(frt_ctx *x, uint32_t v, uint32_t t, const char *type, 
     """Keep that an attempt ended with the process of client v; once, also if its recovery is repeated."""
     cdef uint64_t number
     cdef frt_failure *f
+    cdef const char *name
     cdef char *to
     cdef size_t n
     if x.tasks[t].function == 0 or _is_kept(x, x.tasks[t].id, x.tasks[t].attempts):
@@ -92,9 +93,10 @@ cdef void failure_crashed(frt_ctx *x, uint32_t v, uint32_t t, const char *type, 
     _about_task(x, t, f)
     f.pid, f.signal, f.flags = x.clients[v].pid, <uint8_t>signal, FRT_FAILURE_RETRIED if retried else 0
     to = f.text
-    if not f.actor:
-        tally_name(x, f.function, to)
-        n = strnlen(to, FRT_NAME_BYTES)
+    name = NULL if f.actor else functions_name(x, f.function)
+    if name != NULL:
+        n = strnlen(name, FRT_NAME_BYTES)
+        memcpy(to, name, n)
         f.lengths[FRT_TEXT_NAME] = <uint16_t>n
         to += n
     n = strnlen(type, 200)

@@ -128,7 +128,10 @@ cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Give the record of a task whose results are sealed back. The task's word must name this client."""
+    """Give the record of a task whose results are sealed back.
+
+    The task's word must name this client, or a dead one that it recovers: another process completes what it leaves.
+    """
     cdef frt_task *task = x.tasks + t
     cdef int rc = FRT_OK
     if task.nrefs:

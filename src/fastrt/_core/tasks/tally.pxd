@@ -20,7 +20,6 @@ cdef uint64_t *tally_find(frt_ctx *x, uint32_t v, uint32_t t, bint make) noexcep
 cdef uint32_t tally_outcome(frt_ctx *x, uint32_t v, uint32_t t) noexcept nogil
 cdef void tally_settle(frt_ctx *x, uint32_t v, uint32_t t, bint ended) noexcept nogil
 cdef void tally_retried(frt_ctx *x, uint32_t v, uint32_t t) noexcept nogil
-cdef bint tally_name(frt_ctx *x, uint64_t function, char *name) noexcept nogil
 
 cdef inline void tally_one(frt_ctx *x, uint32_t t, uint32_t outcome) noexcept nogil:
     """Count how a task of this client has ended, or is about to."""

@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset
 from fastrt._core.memory.clients cimport Client, clients_ever
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.segment cimport segment_commit
+from fastrt._core.objects.functions cimport functions_name
 from fastrt._core.tasks.records cimport task_is_cancelled
 
 cdef extern from "<string.h>" nogil:
@@ -23,21 +24,11 @@ SUCCEEDED, FAILED, CANCELLED, CRASHED, RETRIED, FORWARDED = (
     FRT_SUCCEEDED, FRT_FAILED, FRT_CANCELLED, FRT_CRASHED, FRT_RETRIED, FRT_FORWARDED)
 
 
-cdef bint tally_name(frt_ctx *x, uint64_t function, char *name) noexcept nogil:
-    """Copy the name of a function or class, at most FRT_NAME_BYTES; False if it is not in the function table."""
-    cdef uint32_t k
-    for k in range(frt_functions(x)):
-        if x.functions[k].objref == function and function:
-            memcpy(name, x.functions[k].name, FRT_NAME_BYTES)
-            return True
-    memset(name, 0, FRT_NAME_BYTES)
-    return False
-
-
 cdef frt_tally *_new_row(frt_ctx *x, uint32_t v, uint32_t n, frt_task *task) noexcept nogil:
     """Make row n of slot v; NULL if there is no memory for it."""
     cdef frt_tally *row = x.tallies + <uint64_t>v * FRT_TALLIES + n
     cdef uint32_t more = FRT_TALLIES - n
+    cdef const char *name = NULL
     if n % FRT_TALLIES_STEP == 0:
         more = FRT_TALLIES_STEP if FRT_TALLIES_STEP < more else more
         if segment_commit(x, <char *>row - x.base, more * sizeof(frt_tally)) != FRT_OK:
@@ -45,9 +36,11 @@ cdef frt_tally *_new_row(frt_ctx *x, uint32_t v, uint32_t n, frt_task *task) noe
     memset(row, 0, sizeof(frt_tally))
     row.function, row.method, row.actor = task.function, task.function_index, task.actor
     if not task.actor:
-        tally_name(x, task.function, row.name)
+        name = functions_name(x, task.function)
     elif v == x.me and task.function_index < x.method_names:
-        memcpy(row.name, x.methods + <size_t>task.function_index * FRT_NAME_BYTES, FRT_NAME_BYTES)
+        name = x.methods + <size_t>task.function_index * FRT_NAME_BYTES
+    if name != NULL:
+        memcpy(row.name, name, FRT_NAME_BYTES)
     a32_store_rel(&x.clients[v].tallies, n + 1)  # commit
     return row
 
@@ -143,7 +136,8 @@ def outcomes(Client client):
     cdef frt_ctx *x = &client.x
     cdef frt_tally *row
     cdef frt_client *slot
-    cdef uint32_t v, n, k, c
+    cdef uint32_t v, k, c
+    cdef uint64_t n
     cdef dict found = {}
     client.ensure()
     for v in range(clients_ever(x)):
@@ -158,9 +152,9 @@ def outcomes(Client client):
             for c in range(FRT_OUTCOMES):
                 about[2][c] += frt_tally_count(a64_load_acq(row.counts + c))
         for c in range(FRT_OUTCOMES):
-            n = c
-            if frt_tally_count(a64_load_acq(slot.other + n)):
+            n = frt_tally_count(a64_load_acq(slot.other + c))
+            if n:
                 about = found.setdefault((None, 0, False), [0, b"", [0] * FRT_OUTCOMES])
-                about[2][c] += frt_tally_count(a64_load_acq(slot.other + n))
+                about[2][c] += n
     return [(function, method, actor - 1 if is_call else None, name.decode("utf-8", "replace"), counts)
             for (function, method, is_call), (actor, name, counts) in found.items()]
