@@ -36,6 +36,7 @@ from fastrt.store.messages import (
     Forward,
     ForwardedRecord,
     Holds,
+    ListNodes,
     NodeList,
     NodeRow,
     RequestResources,
@@ -252,15 +253,15 @@ class Admission:
         """How many more workers than CPUs the node needs; below 0: how many fewer."""
         return -(-self.placing.relief // RESOURCE_PARTS)
 
-    def describe(self) -> NodeList:
-        """This node and the others, for people."""
+    def on_list_nodes(self, link: Link, message: ListNodes) -> None:
+        """Answer with this node and the others, for people."""
         placing = self.placing
         free = free_of(self._client, placing.total, *self._state())
         if STORE_MEMORY in free:
             used, _, most = arena.room(self._client)
             free[STORE_MEMORY] = (most - used) * RESOURCE_PARTS
         here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
-        return NodeList(here, list(placing.views.values()))
+        link.send(NodeList(here, list(placing.views.values())))
 
     def demand(self) -> DemandList:
         """Return the demand that waits here. Tasks that were cancelled while they waited are left out."""

@@ -213,8 +213,8 @@ class Daemon:
             Restore: self._on_restore,
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
-            ListNodes: self._on_list_nodes,
-            ListDemand: self._on_list_groups,
+            ListNodes: admission.on_list_nodes,
+            ListDemand: self._on_list_demand,
             RequestResources: admission.on_request,
             ListGroups: self._on_list_groups,
             RemoveGroup: self._on_remove_group,
@@ -426,13 +426,13 @@ class Daemon:
     def _on_may_wait(self, link: Link, message: MayWait) -> None:
         link.send(WaitAnswer(self._pool.may_grow()))
 
-    def _on_list_nodes(self, link: Link, message: ListNodes) -> None:
-        link.send(self._admission.describe())
-
-    def _on_list_groups(self, link: Link, message: ListGroups | ListDemand) -> None:
+    def _on_list_demand(self, link: Link, message: ListDemand) -> None:
         self._tend_actors()
-        admission = self._admission
-        link.send(admission.demand() if isinstance(message, ListDemand) else GroupList(admission.groups.rows()))
+        link.send(self._admission.demand())
+
+    def _on_list_groups(self, link: Link, message: ListGroups) -> None:
+        self._tend_actors()
+        link.send(GroupList(self._admission.groups.rows()))
 
     def _on_remove_group(self, link: Link, message: RemoveGroup) -> None:
         self._admission.remove_group(message.group)
@@ -450,9 +450,10 @@ class Daemon:
             if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
                 continue
             try:
-                how = self._monitor.how(member.pid, self._statuses.get(member.pid), self._oom_kills.story())
+                status = self._statuses.get(member.pid)
+                how = self._monitor.how(member.pid, status, self._oom_kills.story())
                 self._actors.fell(member.index, member.pid, how)
-                self._janitor.bury(member.index, member.pid, how)
+                self._janitor.bury(member.index, member.pid, how, status)
             except LockStuck:
                 continue  # by a stopped process; the next tick tries again
             self._actors.ended(member.pid, how)

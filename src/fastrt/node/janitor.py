@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 
 from fastrt._core.objects.functions import function_name
@@ -40,16 +39,18 @@ class Janitor:
         self._store = store
         self.stand_ins = StandIns(store.client, self._lose)
 
-    def bury(self, client: int, pid: int, how: str) -> None:
+    def bury(self, client: int, pid: int, how: str, status: int | None = None) -> None:
         """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
 
         Args:
             client: its slot.
             pid: its process id.
             how: how it ended, for `WorkerCrashedError`; see `explain`.
+            status: its wait status where known: it names the signal.
         """
         kind = OutOfMemoryError if LACK in how else WorkerCrashedError
-        found = recover(self._store.client, client, False, kind.__name__, how, signal_in(how))
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
+        found = recover(self._store.client, client, False, kind.__name__, how, number)
         unread.discard()  # errors that only the dead process held
         self._end_all(found, pid, how)
 
@@ -118,12 +119,6 @@ class Janitor:
         error = ObjectLostError("an object of another node is lost: this node's uplink ended, and no other one came")
         self._store.put_error(task, error)
         core.finish(self._store.client, task)
-
-
-def signal_in(how: str) -> int:
-    """The signal that a text of `explain` names; 0: none."""
-    found = re.search(r"killed by signal (\d+)", how)
-    return int(found[1]) if found else 0
 
 
 def explain(status: int | None, memory: str = "") -> str:
