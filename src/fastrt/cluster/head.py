@@ -21,6 +21,7 @@ from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX
 from fastrt.cluster.views import Views
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
@@ -140,7 +141,7 @@ async def _serve(listen: str, own: str, access: Access) -> None:
     membership = Membership(own)
     handlers = {JOIN: membership.join}
     server, address = await streams.serve(listen, access, message_set("node"), handlers, stop, REPORT_BYTES_MAX)
-    streams.announce(address)
+    supervise.announce(address)
     streams.end_with_starter(stop)
     await stop.wait()
     await server.stop(_END_S)

@@ -37,6 +37,7 @@ from fastrt.cluster.references import PeerError
 from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.net import supervise
 from fastrt.net.address import reachable
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
@@ -147,7 +148,7 @@ class Uplink:
             self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
         streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
-        self._head.announce = partial(streams.announce, address)
+        self._head.announce = partial(supervise.announce, address)
         if not self._settings["join_first"]:
             self._head.joined()
         try:

@@ -6,8 +6,6 @@ them by two variables, which `fastrt.ps.connect` reads.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -92,9 +90,8 @@ def main(argument: str) -> None:
             start(settings["count"], settings["mode"], num_workers=settings["workers"], **where) as cluster,
         ):
             replace_private(Path(settings["socket"]).parent, _TOKEN, f"{cluster.token}\n".encode())
-            os.write(1, json.dumps({"address": cluster.address}).encode() + b"\n")
-            while os.read(0, 1024):
-                continue
+            supervise.announce(cluster.address)
+            supervise.wait_for_starter()
     except (FastrtError, OSError) as exc:
         sys.stderr.write(f"fastrt: the parameter servers cannot start: {exc}\n")
         sys.exit(1)

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from typing import Any
 
 from fastrt.errors import ConfigError, FastrtError
 from fastrt.launch.hostlist import expand
-from fastrt.net.address import is_loopback_host
+from fastrt.net.address import AddressError, is_loopback_host, join_address, own_host_toward
 
 STARTED = "fastrt: the process of a node has started"  # the first line from it; those before are the login's and ssh's
 _CONNECT_S = 20  # below the time after which missing hosts are named
@@ -35,6 +34,7 @@ _TAIL_LINES = 5
 _LINE_MAX = 4096
 _SSH_FAILED, _NOT_RUNNABLE, _NOT_FOUND = 255, 126, 127
 _PORT_MAX = (1 << 16) - 1
+_ANY_PORT = 9  # nothing is sent to it
 _WORD = re.compile(r"(?:([A-Za-z0-9_][\w.+\-]*)@)?([A-Za-z0-9_][A-Za-z0-9_.\-]*)(?::(\d{1,5}))?", re.ASCII)
 # ssh ends with 255 for each of its faults. After these another attempt would fail, too, or lock the account.
 _FINAL = re.compile(
@@ -104,11 +104,8 @@ def address_towards(hosts: Sequence[SshHost]) -> str:
     for host in hosts:
         settings = _settings_of(host)
         try:
-            (row, *_) = socket.getaddrinfo(settings.get("hostname", host.name), 9, socket.AF_INET, socket.SOCK_DGRAM)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect(row[4])  # finds the route, and sends nothing
-                found: str = probe.getsockname()[0]
-        except OSError:
+            found = own_host_toward(join_address(settings.get("hostname", host.name), _ANY_PORT))
+        except (OSError, AddressError):
             continue
         if "proxyjump" not in settings and "proxycommand" not in settings:
             return "127.0.0.1" if is_loopback_host(found) else found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -59,6 +60,17 @@ def spawn(
         env=env,
         start_new_session=new_session,
     )
+
+
+def announce(address: str) -> None:
+    """Write this process's address to standard output, a pipe to the process that started it: one line of JSON."""
+    os.write(1, json.dumps({"address": address}).encode() + b"\n")
+
+
+def wait_for_starter() -> None:
+    """Return when the process that started this one ends, or closes the pipe that is standard input here."""
+    while os.read(0, 1024):
+        continue
 
 
 def wait_any(children: Iterable[subprocess.Popen[bytes]], wake: int | None = None) -> list[subprocess.Popen[bytes]]:

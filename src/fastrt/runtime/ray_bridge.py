@@ -19,7 +19,6 @@ of them: their calls wait in the node's queue, and go in larger batches.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import signal
@@ -38,6 +37,7 @@ from google.protobuf.message import DecodeError
 from fastrt.config import Config
 from fastrt.errors import FastrtError, TaskError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net import supervise
 from fastrt.net.address import join_address, reachable, split_address
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.auth import refused_token
@@ -414,9 +414,8 @@ def main(argument: str) -> None:
         store_client.set_store(runtime._store)
         assert runtime._store is not None
         with Bridge(runtime._store, settings) as bridge:
-            os.write(1, json.dumps({"address": bridge.address}).encode() + b"\n")
-            while os.read(0, 1024):
-                continue
+            supervise.announce(bridge.address)
+            supervise.wait_for_starter()
     except (FastrtError, OSError) as exc:
         sys.stderr.write(f"fastrt: the node cannot serve at the scheduler: {exc}\n")
         sys.exit(1)

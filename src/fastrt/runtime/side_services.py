@@ -6,7 +6,6 @@ and a node's metrics.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net import supervise
 from fastrt.net.address import is_loopback
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.auth import METRICS_KEY
@@ -38,9 +38,8 @@ def main(argument: str) -> None:
         signal.signal(number, lambda signum, frame: sys.exit(0))
     try:
         with _service(settings) as service:
-            os.write(1, json.dumps({"address": service.address}).encode() + b"\n")
-            while os.read(0, 1024):
-                continue
+            supervise.announce(service.address)
+            supervise.wait_for_starter()
     except (FastrtError, OSError) as exc:
         sys.stderr.write(f"fastrt: the {settings['kind']} cannot start: {exc}\n")
         sys.exit(1)

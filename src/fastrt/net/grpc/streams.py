@@ -7,7 +7,6 @@ hundreds of tasks.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -181,11 +180,6 @@ def open_stream(
     _, service, method = path.split("/")
     request, response = set_.methods(service)[method]
     return channel, channel.stream_stream(path, request.SerializeToString, response.FromString)
-
-
-def announce(address: str) -> None:
-    """Write this process's address to standard output, a pipe to the process that started it: one line of JSON."""
-    os.write(1, json.dumps({"address": address}).encode() + b"\n")
 
 
 def end_with_starter(stop: asyncio.Event) -> None:
