@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fastrt.launch import manifest as manifests
@@ -18,7 +17,7 @@ from fastrt.net.grpc.identity import new_token
 from support import slurm as slurms
 from support.cluster import FASTRT
 from support.jax_members import MEMBERS
-from support.jobs import APP, WAIT, captured, is_swept, needs, rest_of
+from support.jobs import APP, SLOW, WAIT, captured, is_swept, kill_all, needs, rest_of
 from support.machines import Machines
 from support.netns import UnavailableError
 
@@ -129,22 +128,11 @@ def test_node_that_comes_late_is_named_and_then_joins(slurm, command, program, t
 
 
 def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program, wait_until, runtime_dir, tmp_path):
-    text = (
-        "import fastrt, os, threading\n"
-        "@fastrt.remote(max_retries=3)\ndef slow(k):\n    threading.Event().wait(0.3)\n    return os.uname().nodename\n"
-        "with fastrt.init():\n"
-        "    refs = [slow.remote(k) for k in range(40)]\n"
-        "    print('up', flush=True)\n"
-        "    hosts = fastrt.get(refs)\n"
-        "    print(len(hosts), set(hosts) >= {'n1'}, flush=True)\n"
-    )
-    path = program(text)
+    path = program(f"{SLOW}    print(len(hosts), set(hosts) >= {{'n1'}}, flush=True)\n")
     process = srun.start("--num-workers", "2", path, options=["--unbuffered"])
     assert process.stdout.readline() == "up\n"
     (rank,) = [one for one in rest_of(path) if one.environ().get("SLURM_PROCID") == "1" and "run" in one.cmdline()]
-    for one in [*rank.children(recursive=True), rank]:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
+    kill_all(rank)
     out, err = process.communicate(timeout=90)
     assert out == "40 True\n", err
     assert "node n2 has left: 1 of 2 are there" in err

@@ -15,7 +15,7 @@ import fastrt
 from fastrt.errors import ConfigError
 from fastrt.launch.ssh import SshHost, parse_hosts
 from support.cluster import FASTRT
-from support.jobs import APP, WAIT, captured, is_swept, needs, rest_of
+from support.jobs import APP, SLOW, WAIT, captured, is_swept, kill_all, needs, rest_of
 from support.sshd import PROGRAMS, Sshds
 
 REMOTE = "from fastrt.launch.remote import main"
@@ -195,21 +195,10 @@ def test_other_version_is_refused_with_a_table(job, program, tmp_path):
 
 @long
 def test_node_that_is_killed_leaves_and_the_program_goes_on(job, program, wait_until, tmp_path):
-    text = (
-        "import fastrt, os, threading\n"
-        "@fastrt.remote(max_retries=3)\ndef slow(k):\n    threading.Event().wait(0.3)\n    return os.uname().nodename\n"
-        "with fastrt.init():\n"
-        "    refs = [slow.remote(k) for k in range(40)]\n"
-        "    print('up', flush=True)\n"
-        "    hosts = fastrt.get(refs)\n"
-        "    print(len(hosts), flush=True)\n"
-    )
-    process = job.start("--hosts", "n1", program(text))
+    process = job.start("--hosts", "n1", program(f"{SLOW}    print(len(hosts), flush=True)\n"))
     assert process.stdout.readline() == "up\n"
     (node,) = remote_nodes(job.runtime_dir)
-    for one in [*node.children(recursive=True), node]:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
+    kill_all(node)
     out, err = process.communicate(timeout=90)
     assert (process.returncode, out) == (0, "40\n"), err
     assert "node n1 has left: 1 of 2 are there" in err

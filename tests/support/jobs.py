@@ -37,6 +37,18 @@ with fastrt.init():
     print("up", len(fastrt.nodes()), flush=True)
     threading.Event().wait(120)
 """
+# Prints "up"; `hosts` are those on which its tasks have run when all have.
+SLOW = """
+import fastrt, os, threading
+@fastrt.remote(max_retries=3)
+def slow(k):
+    threading.Event().wait(0.3)
+    return os.uname().nodename
+with fastrt.init():
+    refs = [slow.remote(k) for k in range(40)]
+    print('up', flush=True)
+    hosts = fastrt.get(refs)
+"""
 
 
 def is_swept(runtime_dir: Path, folder: Path) -> bool:
@@ -50,6 +62,13 @@ def needs(*names: str) -> None:
     absent = [name for name in names if shutil.which(name) is None]
     if absent:
         pytest.skip(f"not installed: {', '.join(absent)}")
+
+
+def kill_all(process: psutil.Process) -> None:
+    """Kill a process and those that it has started."""
+    for one in [*process.children(recursive=True), process]:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
 
 
 def rest_of(command: str) -> list[psutil.Process]:

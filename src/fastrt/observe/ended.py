@@ -31,6 +31,11 @@ class Outcome:
     retried: int = 0
     forwarded: int = 0
 
+    @property
+    def ended(self) -> int:
+        """Tasks that have ended on this node, however."""
+        return self.succeeded + self.failed + self.cancelled + self.crashed
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -83,7 +88,7 @@ def outcomes(store: Store) -> list[Outcome]:
         full = "other" if objref is None else _name_of_ended(names, objref, number, actor, name)
         sums[full] = [one + more for one, more in zip(sums.get(full, [0] * len(numbers)), numbers, strict=True)]
     found = [Outcome(name, *numbers) for name, numbers in sums.items()]
-    return sorted(found, key=lambda one: (-one.succeeded - one.failed - one.cancelled - one.crashed, one.name))
+    return sorted(found, key=lambda one: (-one.ended, one.name))
 
 
 def failures(store: Store, *, after: int | None = None, limit: int = 100) -> list[Failure]:

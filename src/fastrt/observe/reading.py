@@ -279,12 +279,7 @@ def _failed(store: Store, wanted: Mapping[str, Any], after: int, limit: int) -> 
     """Kept failures as rows, newest first; those of numbers below `after`, if it is not 0."""
     found: list[Row] = []
     for one in reversed(failures(store, limit=0)):
-        row: Row = {
-            "task_id": one.task_id, "name": one.name, "state": FAILED, "pid": one.pid, "actor": one.actor,
-            "attempt": one.attempt, "max_retries": one.max_retries, "type": one.type, "message": one.message,
-            "traceback": one.traceback, "retried": one.retried, "mended": one.mended, "signal": one.signal,
-            "time": one.time, "number": one.number,
-        }  # fmt: skip
+        row: Row = {name: FAILED if name == "state" else getattr(one, name) for name in listing.COLUMNS["failures"]}
         if all(fits(row[name], value) for name, value in wanted.items()):
             found.append(row)
     rest = [row for row in found if not after or row["number"] < after]

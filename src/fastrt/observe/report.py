@@ -156,7 +156,7 @@ def _page(
     failures: Sequence[Failure],
 ) -> str:
     parts = [
-        _head(title, began, usage, sum(_total(one) for one in ended)),
+        _head(title, began, usage, sum(one.ended for one in ended)),
         *([_section("Failed", f'<p class="bad">{_text(f"{type(error).__name__}: {error}")}</p>')] if error else []),
         _section("Busy processes", _utilisation(usage)),
         _section("Time by function", _functions(usage)),
@@ -173,10 +173,6 @@ def _page(
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body><main>\n" + "\n".join(parts) + "\n"
         "</main></body></html>\n"
     )
-
-
-def _total(one: Outcome) -> int:
-    return one.succeeded + one.failed + one.cancelled + one.crashed
 
 
 def _head(title: str, began: float, usage: Usage, tasks: int) -> str:

@@ -149,4 +149,4 @@ def timeline(filename: str | Path | None = None, *, format: Format | None = None
     drawing = recording.drawing()
     if filename is not None:
         write(drawing, filename, format)
-    return list(chrome.events(drawing))
+    return chrome.events(drawing)

@@ -205,8 +205,7 @@ class Group:
         import asyncio
 
         here, over, began = self._running[task], False, time.monotonic()
-
-        alarm = self.loop.call_later(timeout_s, lambda: interrupt())
+        alarm: asyncio.TimerHandle
 
         def interrupt() -> None:
             nonlocal over, alarm
@@ -217,6 +216,7 @@ class Group:
             over = True
             here.cancel()
 
+        alarm = self.loop.call_later(timeout_s, interrupt)
         try:
             return await self._call(task)
         except asyncio.CancelledError:
