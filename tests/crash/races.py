@@ -44,7 +44,9 @@ def wait_stopped(child: Child) -> bool:
     """Wait until it stops; False when it ends instead, because it did not come by."""
     until = time.monotonic() + work.PATIENCE_S
     while time.monotonic() < until:
-        if os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is not None:
+        # Of a process that has just ended, a wait for stops alone says that there is no such child.
+        found = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is not None and found.si_code == os.CLD_STOPPED:
             return True
         if child.ended(0.0005):
             return False
