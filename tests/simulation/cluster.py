@@ -31,6 +31,7 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, outbox, uplink, value_traffic
 from fastrt.errors import FastrtError, ObjectLostError, WorkerCrashedError
+from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.node import janitor
 from fastrt.store import unread
@@ -498,7 +499,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
                 (os, "urandom", rng.randbytes),
                 (streams, "serve", network.serve),
                 (streams, "open_stream", network.open_stream),
-                (streams, "announce", lambda address: None),
+                (supervise, "announce", lambda address: None),
                 (streams, "end_with_starter", lambda stop: None),
                 (uplink, "open_native", native),
                 (uplink, "LoopWaiter", SimWaiter),
