@@ -173,6 +173,16 @@ def test_member_that_was_away_at_the_end_is_told_of_it_when_it_comes_back() -> N
     assert play.orders("w0", ev.Ended)
 
 
+def test_finished_member_that_reports_it_again_after_the_end_is_told_of_the_end() -> None:
+    play = formed(1, 1)
+    play.do(ev.Finish, play.link_of["w0"], "w0")
+    play.lose("w0")
+    play.do(ev.Finish, play.link_of["s0"], "s0")
+    play.register("w0")
+    assert not isinstance(play.do(ev.Finish, play.link_of["w0"], "w0"), Refused)
+    assert play.orders("w0", ev.Ended)
+
+
 def test_lost_member_is_waited_for_before_the_cluster_ends_without_it() -> None:
     play = formed(1, 1, available_timeout_s=50.0, heartbeat_timeout_s=10.0)
     play.do(ev.Finish, play.link_of["w0"], "w0")

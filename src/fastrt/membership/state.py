@@ -317,7 +317,11 @@ class ClusterState:
     # The end
 
     def _on_finish(self, event: ev.Finish) -> None:
-        if event.member_id not in self.members.by_id and (event.member_id in self._left or self.phase is Phase.EXIT):
+        known = self.members.by_id.get(event.member_id)
+        # A member that was away at the end reports it over a connection that it does not own. A refusal would close
+        # that connection, perhaps before the end is sent over it.
+        is_over = self.phase is Phase.EXIT and (known is None or known.finished)
+        if is_over or (known is None and event.member_id in self._left):
             self._emit(Send([event.link], ev.Ended()))
             return
         member = self._asker(event)
