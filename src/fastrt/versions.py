@@ -20,13 +20,18 @@ _TEXT = re.compile(r"[!-~]{1,64}")
 @cache
 def own_versions() -> Mapping[str, str]:
     """Return this process's versions by name: python (its minor version), fastrt, cloudpickle; numpy if installed."""
-    found = {
+    numpy = _version_of("numpy")
+    return {**required_versions(), **({"numpy": numpy} if numpy else {})}
+
+
+@cache
+def required_versions() -> Mapping[str, str]:
+    """Return those of this process's versions that must agree; in a process of a session without a look at files."""
+    return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "fastrt": str(getattr(sys.modules.get("fastrt"), "__version__", _UNKNOWN)),
-        "cloudpickle": _version_of("cloudpickle"),
-        "numpy": _version_of("numpy"),
+        "cloudpickle": _version_of("cloudpickle") or _UNKNOWN,
     }
-    return {name: version for name, version in found.items() if version}
 
 
 def are_versions(found: Mapping[str, str]) -> bool:
@@ -40,10 +45,10 @@ def disagreement(theirs: Mapping[str, str], who: str, ours: Mapping[str, str] | 
     Args:
         theirs: versions of the other process; one that it does not report counts as another version.
         who: names the other process.
-        ours: of this process; None: `own_versions`.
+        ours: of this process; None: `required_versions`.
         here: names this process.
     """
-    ours = own_versions() if ours is None else ours
+    ours = required_versions() if ours is None else ours
     if all(theirs.get(name, _UNKNOWN) == ours.get(name, _UNKNOWN) for name in MUST_AGREE):
         return ""
     rows = [("", here, who)]

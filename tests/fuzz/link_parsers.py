@@ -225,7 +225,7 @@ SEEDS = {
     "token": [b"fastrt1-" + b"0" * 32 + b"-" + b"0" * 64],
     "bearer": [b"Bearer 0", b"Bearer \xb2", b"Bearer " + TOKEN.encode()],
     "daemon_messages": [
-        b'{"op": "join", "kind": "driver", "name": "a", "logs": "all"}\n',
+        b'{"op": "join", "kind": "driver", "name": "a", "logs": "all", "versions": {"python": "3.11"}}\n',
         b'{"op": "forward", "tasks": [[1, 2, "a"]], "actors": [[3, 4, "b"]]}\n{"op": "fork", "actor": null}\n',
         b'{"op": "cluster_nodes", "nodes": [["a", "b", {"CPU": 1}, {"CPU": -1}, {"c": "d"}]], "is_new_daemon": true}\n',
         b'{"op": "group_list", "groups": [["g", "PACK", "PENDING", {"0": {"CPU": 1}}, {"0": "a"}]]}\n',

@@ -46,7 +46,7 @@ def test_message_that_is_not_for_the_daemon_is_refused(rt):
     "raw",
     [
         b"\xff\n", b"[]\n", b'{"op": 5}\n', b'{"op": "join", "kind": null}\n',
-        b'{"op": "join", "kind": "king", "name": "", "logs": ""}\n', b"x" * 3_000_000,
+        b'{"op": "join", "kind": "king", "name": "", "logs": "", "versions": {}}\n', b"x" * 3_000_000,
     ],
 )  # fmt: skip
 def test_daemon_survives_bytes_that_are_no_message(rt, raw):

@@ -27,7 +27,7 @@ GOOD = {
     "U32 | None": 7, "Parts": {"CPU": -1}, "NodeRow": A_NODE, "list[NodeRow]": [A_NODE, A_NODE],
     "list[HeldObject]": [[5, 6]], "list[KeptObject]": [["n", 5, 6]], "list[ForwardedRecord]": [[1, 2, "n"]],
     "list[DemandRow]": [["task", {"CPU": 1}, "spread", "", False, 3, True]],
-    "list[Parts]": [{"CPU": 1}, {}],
+    "list[Parts]": [{"CPU": 1}, {}], "dict[str, str]": {"python": "3.11"},
     "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],
 }  # fmt: skip
 BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX
+from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX, refused_report
 from fastrt.cluster.views import Views
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
@@ -25,6 +25,7 @@ from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
+from fastrt.versions import are_versions, disagreement, numpy_warning
 
 _END_S = 2.0  # for streams to end in order
 _LAST_VIEW_S = 1.0  # for a refused node to read the last view before the status
@@ -42,6 +43,7 @@ class Membership:
     def __init__(self, own: str = "") -> None:
         self._own = own
         self._own_stream = 0
+        self._has_warned = False
         self._serving: dict[int, asyncio.Task[Any] | None] = {}
         self._views = Views(uuid.uuid4().hex)
         self._streams = 0
@@ -55,8 +57,13 @@ class Membership:
         number = self._streams
         self._contexts[number] = context
         self._serving[number] = asyncio.current_task()
+        is_first = True
         try:
             async for report in reports:
+                if is_first and (why := self._other_versions(report)):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the head refuses {report.name}: {why}")
+                is_first = False
+                report.ClearField("versions")
                 if not self._is_in_charge(number, report.node):
                     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this standby head is not in charge")
                 refused = self._views.report(number, report)
@@ -70,6 +77,19 @@ class Membership:
             self._leave(number)
             if number in self._writing:
                 self._writing[number].cancel()
+
+    def _other_versions(self, report: Any) -> str:
+        """Return a table if a node's versions differ from this process's; warn once if only its NumPy does."""
+        theirs = dict(report.versions)
+        if refused_report(report) is not None:
+            return ""  # for another reason
+        if not are_versions(theirs):
+            return "it reports invalid versions"
+        why = disagreement(theirs, report.name, here="the head")
+        if not why and not self._has_warned and (warning := numpy_warning(theirs, f"node {report.name}")):
+            self._has_warned = True
+            sys.stderr.write(f"fastrt: {warning}\n")
+        return why
 
     def _leave(self, number: int) -> None:
         self._serving.pop(number, None)

@@ -47,6 +47,7 @@ from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.labels import labels_of
+from fastrt.versions import own_versions
 
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
@@ -106,7 +107,9 @@ class Uplink:
         self._news = asyncio.Event()
         self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
         labels = labels_of(self._node, settings["labels"])
-        self._report = _Report(node=self._node, name=settings["name"], workers=self._workers, labels=labels)
+        self._report = _Report(
+            node=self._node, name=settings["name"], workers=self._workers, labels=labels, versions=own_versions()
+        )
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look

@@ -20,6 +20,7 @@ from fastrt.errors import FastrtError
 from fastrt.node.worker_pool import kill_group, pidfd_of
 from fastrt.store.join import Link
 from fastrt.store.messages import Join, JoinAgain, Joined, Reconnect, Reconnected, Refused
+from fastrt.versions import are_versions, disagreement
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR, "child": KIND_TOOL}
 FORKED = ("worker", "actor")  # processes that the zygote forks
@@ -101,6 +102,10 @@ class Members:
         pid, kind = link.peer()[0], message.kind
         if kind not in _KINDS or pid in self:
             link.send(Refused(f"process {pid} cannot join as {kind[:40]!r}" + (" twice" if pid in self else "")))
+            return False
+        why = disagreement(message.versions, f"process {pid}", here="this node") if kind == "driver" else ""
+        if why:
+            link.send(Refused(why if are_versions(message.versions) else "it reports invalid versions"))
             return False
         try:
             # The pidfd first: from here on the process cannot be mistaken for another with its number.

@@ -23,6 +23,7 @@ from fastrt.errors import AttachError
 from fastrt.folders import private_files
 from fastrt.store import messages
 from fastrt.store.messages import BYTES_MAX, M, Message, MessageError, read_message, write_message
+from fastrt.versions import required_versions
 
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
 _COMEBACK_STEP_S = 0.02
@@ -169,7 +170,8 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
         del _former[path]
         before = former.client()
     else:
-        link, answer = _ask(path, timeout_s, messages.Join(kind, name, logs), messages.Joined)
+        question = messages.Join(kind, name, logs, dict(required_versions()))
+        link, answer = _ask(path, timeout_s, question, messages.Joined)
         before = None
     try:
         segment = Segment.attach(answer.segment) if before is None else before.segment

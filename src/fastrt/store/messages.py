@@ -96,11 +96,13 @@ class Join(Message):
         kind: "driver", "worker", "actor", "tool" or "child" (of a worker, forked by a task).
         name: for listings.
         logs: which output of workers to send: see `join.join`.
+        versions: of the process, those that must agree; see `fastrt.versions`.
     """
 
     kind: str
     name: str
     logs: str
+    versions: dict[str, str]
 
 
 class JoinAgain(Message):
@@ -612,7 +614,7 @@ def read_message(data: Text) -> Message:
     if found.keys() != fields.keys():
         unknown, missing = sorted(found.keys() - fields.keys()), sorted(fields.keys() - found.keys())
         what = f"has an unknown field {unknown[0][:40]!r}" if unknown else f"has no field {missing[0]!r}"
-        raise MessageError(f"message {name!r} {what}")
+        raise MessageError(f"message {name!r} {what}; another version of fastrt has other fields")
     values = []
     for field, read in fields.items():
         try:
