@@ -27,7 +27,8 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn viztracer
-	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright
+	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright axe-playwright-python
+	-command -v chromium > /dev/null || apt-get install --yes -qq chromium
 	-$(BIN)/python -m pip install --quiet --only-binary :all: kubernetes-validate
 	-command -v promtool > /dev/null || apt-get install --yes -qq prometheus
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]' 'fastrt[metrics]'

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import psutil
@@ -28,6 +29,7 @@ import pytest
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
+from support.browser import chromium
 
 SHARED_RUNTIMES = {"rt", "runtime"}
 PATIENCE_S = 5.0  # between the end of a test and the last of its processes being gone
@@ -120,6 +122,13 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("a hundred ports are all taken")
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """A real Chromium; the test is skipped where there is none."""
+    with chromium() as started:
+        yield started
 
 
 def is_ours(pid: int) -> bool | None:

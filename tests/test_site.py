@@ -13,11 +13,11 @@ import pytest
 
 import fastrt
 from fastrt.config import Config
+from support.browser import WIDTHS, open_page
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs" / "site"
 REFERENCE = [("reference/fastrt.rst", "fastrt", "the names")]
-WIDTHS = {1280: 900, 390: 844}  # a laptop and a telephone
 
 
 def load(name):
@@ -209,28 +209,11 @@ def test_broken_links_of_a_built_site_are_found(site, tmp_path):
     ]
 
 
-@pytest.fixture
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="it drives the browser: pip install playwright")
-    with playwright.sync_playwright() as driver:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        started = driver.chromium.launch(executable_path=chromium, args=options)
-        yield started
-        started.close()
-
-
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_browser_shows_every_page(site, browser, width):
-    page = browser.new_page(viewport={"width": width, "height": WIDTHS[width]})
-    wrong = []
-    page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
-    page.on("console", lambda line: wrong.append(f"{page.url}: {line.text}") if line.type == "error" else None)
-    page.on("request", lambda sent: None if sent.url.startswith("file:") else wrong.append(f"loads {sent.url}"))
+    page, wrong = open_page(browser, "file:", width)
     for path in sorted(set(site.rglob("*.html")) - {site / "search.html"}):  # empty without words to search for
         page.goto(path.as_uri())
         about = page.evaluate(
@@ -254,7 +237,7 @@ def test_browser_shows_every_page(site, browser, width):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_reader_finds_a_name_by_menu_and_search(site, browser, width):
-    page = browser.new_page(viewport={"width": width, "height": WIDTHS[width]})
+    page, wrong = open_page(browser, "file:", width)
     page.goto((site / "index.html").as_uri())
     menu = page.locator(".sidebar-tree a", has_text="Settings")
     if width < 1000:
@@ -266,3 +249,4 @@ def test_reader_finds_a_name_by_menu_and_search(site, browser, width):
     page.goto((site / "search.html").as_uri() + "?q=as_completed")
     page.locator("#search-results a").first.wait_for()
     assert "as_completed" in page.inner_text("#search-results")
+    assert not wrong, "\n".join(wrong)

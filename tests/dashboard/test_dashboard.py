@@ -214,6 +214,12 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         assert ended["head"]["seen"] <= time.time()
         assert "now" in ended
         assert "The session has ended" in dash.view("memory", session=name)["ended"]["text"]
+        stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
+        stream.request("GET", "/stream?view=overview", headers={"authorization": f"Bearer {dash.token}"})
+        answer = stream.getresponse()
+        answer.readline()
+    answer.read()  # an open page is no reason to print an error at the end: its stream is whole
+    stream.close()
 
 
 def test_unusable_address_is_refused_in_words(tmp_path, runtime_dir):

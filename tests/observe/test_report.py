@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import time
 from html.parser import HTMLParser
 
@@ -15,6 +14,7 @@ from fastrt.observe import usage
 from fastrt.observe.usage import Lengths, Parts, Usage
 from fastrt.store import client as store_client
 from fastrt.store import warnings
+from support.browser import open_page
 
 
 @fastrt.remote
@@ -229,18 +229,6 @@ def test_copied_records_are_those_of_drain(rt):
         assert trace.copied(client, slot, end)[:3] == (end, b"", end)
 
 
-@pytest.fixture
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="it drives the browser: pip install playwright")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
 @pytest.mark.long  # a million tasks, and a browser
 @pytest.mark.timeout(300)
 def test_browser_shows_a_run_of_a_million_tasks(rt, tmp_path, browser, wait_until):
@@ -257,12 +245,7 @@ def test_browser_shows_a_run_of_a_million_tasks(rt, tmp_path, browser, wait_unti
     assert seen <= 1_000_001
     assert seen > 100_000, f"{seen} of a million in {seconds:.0f} s"
     for width, scheme in ((1280, "light"), (390, "dark")):
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        wrong = []
-        page.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
-        page.on("console", lambda line, wrong=wrong: wrong.append(line.text))
-        page.on("request", lambda sent, wrong=wrong: sent.url.startswith("file:") or wrong.append(sent.url))
-        page.on("dialog", lambda dialog, wrong=wrong: (wrong.append("dialog"), dialog.dismiss()))
+        page, wrong = open_page(browser, "file:", width, scheme)
         page.goto((tmp_path / "run.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")

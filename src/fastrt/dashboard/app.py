@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -86,17 +87,18 @@ class Guard:
         await app(scope, receive, guarded)
 
 
-def make(desk: Desk, rules: Access, admitted: Callable[[], None]) -> ASGIApp:
+def make(desk: Desk, rules: Access, admitted: Callable[[], None], closing: asyncio.Event) -> ASGIApp:
     """Make the application.
 
     Args:
         desk: knows the sessions; its methods are called on one thread.
         rules: who is admitted.
         admitted: called when a browser has used the code.
+        closing: ends the streams of all pages when it is set.
     """
     files = _static_files()
     pool = ThreadPoolExecutor(1, "fastrt-dashboard")
-    served = _Served(desk, rules, pool, files)
+    served = _Served(desk, rules, pool, files, closing)
     routes = [
         Route("/", served.page, methods=["GET"]),
         Route("/static/{name}", served.static, methods=["GET"]),
@@ -112,14 +114,15 @@ def make(desk: Desk, rules: Access, admitted: Callable[[], None]) -> ASGIApp:
 class _Served:
     """The handlers of the routes."""
 
-    def __init__(self, desk: Desk, rules: Access, pool: ThreadPoolExecutor, files: Mapping[str, bytes]) -> None:
-        self._desk, self._rules, self._pool, self._files = desk, rules, pool, files
+    def __init__(
+        self, desk: Desk, rules: Access, pool: ThreadPoolExecutor, files: Mapping[str, bytes], closing: asyncio.Event
+    ) -> None:
+        self._desk, self._rules, self._pool, self._files, self._closing = desk, rules, pool, files, closing
         self._streams = 0
         self._cached: dict[tuple[Any, ...], tuple[float, list[sections.Section]]] = {}
 
     def lifespan(self, app: Starlette) -> Any:
         """Take samples while the server runs, and leave the sessions at its end."""
-        import contextlib
 
         @contextlib.asynccontextmanager
         async def running() -> AsyncIterator[None]:
@@ -169,7 +172,7 @@ class _Served:
         shown: dict[str, sections.Section] = {}
         order: list[str] = []
         try:
-            while True:
+            while not self._closing.is_set():
                 began = time.monotonic()
                 try:
                     found = await self._sections(args)
@@ -181,7 +184,8 @@ class _Served:
                 else:
                     yield ": nothing new\n\n"  # and the browser sees that the dashboard lives
                 shown, order = {section["id"]: section for section in found}, news["order"]
-                await asyncio.sleep(max(0.05, _EVERY_S - (time.monotonic() - began)))
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), max(0.05, _EVERY_S - (time.monotonic() - began)))
         finally:
             self._streams -= 1
 

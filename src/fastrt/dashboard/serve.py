@@ -112,9 +112,10 @@ class Server(uvicorn.Server):
         self, sock: socket.socket, desk: Desk, rules: Access, tls: tuple[Path, Path] | None,
         started: Callable[[], None], admitted: Callable[[], None],
     ) -> None:  # fmt: skip
+        self._closing = asyncio.Event()
         files: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls is not None else {}
         config = uvicorn.Config(
-            app.make(desk, rules, admitted), http=Bounded, ws="none", lifespan="on", access_log=False,
+            app.make(desk, rules, admitted, self._closing), http=Bounded, ws="none", lifespan="on", access_log=False,
             log_level="error", server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=5,
             h11_max_incomplete_event_size=_HEADERS_MAX, timeout_graceful_shutdown=1, **files,
         )  # fmt: skip
@@ -129,6 +130,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams of open pages, then the server."""
+        self._closing.set()
+        await super().shutdown(sockets)
 
     def run_to_the_end(self) -> None:
         """Serve until SIGINT or SIGTERM."""

@@ -77,7 +77,7 @@ def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
     made = [row_of(group) for group in groups]
     return [
         sections.table(
-            "nodes", f"{len(found)} nodes", [
+            "nodes", f"{len(found)} node{'' if len(found) == 1 else 's'}", [
                 ("node", "text"), ("id", "code"), ("resource", "text"), ("has", "number"), ("free", "number"),
                 ("in use", "share"),
             ], rows, "The session has no resources.",

@@ -31,7 +31,7 @@ export function chart(section, write) {
   });
   const top = document.createElement("span");
   top.className = "top";
-  top.textContent = write(highest, section.as);
+  top.textContent = section.lines.some(line => line.values.length) ? write(highest, section.as) : "";
   const both = document.createElement("div");
   both.className = "drawn";
   both.append(top, drawn);
