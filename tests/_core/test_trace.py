@@ -6,6 +6,7 @@ import pytest
 
 from fastrt._core.memory import trace
 from fastrt._core.memory.clients import KIND_DRIVER
+from fastrt._core.repair import fsck
 
 RECORDS = trace.RECORDS
 
@@ -71,6 +72,34 @@ def test_recording_is_switched_on_and_off(node):
     trace.record(node.client, trace.GET, 6)
     rows, _ = trace.drain(node.client, node.client.index)
     assert [row[4] for row in rows] == [5]
+
+
+def test_session_records_while_any_process_has_a_recording(node):
+    one, two = node.peer(), node.peer()
+    for peer in (one, two):
+        peer.run("trace.switch(client, True)")
+    trace.switch(node.client, True)
+    trace.switch(node.client, False)
+    assert trace.enabled(node.client)
+    one.run("trace.switch(client, False)")
+    assert trace.enabled(node.client)
+    assert fsck.fsck(node.client, True) == []
+    node.bury(two)
+    assert not trace.enabled(node.client)
+    one.run("trace.switch(client, False)")  # it has none
+    assert fsck.fsck(node.client, True) == []
+
+
+def test_recordings_of_one_process_are_counted(node):
+    for on, expected in ((True, True), (True, True), (False, True), (False, False), (False, False)):
+        trace.switch(node.client, on)
+        assert trace.enabled(node.client) == expected
+
+
+def test_traced_session_records_to_its_end(client):
+    trace.switch(client, True)
+    trace.switch(client, False)
+    assert trace.enabled(client)
 
 
 @pytest.mark.parametrize("count", [RECORDS - 1, RECORDS, RECORDS + 1, 3 * RECORDS + 5])

@@ -158,6 +158,16 @@ def test_timeline_is_recorded_while_it_is_looked_at(rt, dash, wait_until):
     assert not trace.enabled(client)
 
 
+def test_recording_ends_with_a_killed_dashboard(rt, runtime_dir, wait_until):
+    client = store_client.require().client
+    with Dashboard(runtime_dir) as other:
+        wait_until(lambda: "record" in other.view("timeline"), "its session")
+        assert other.post("/do/record") == (200, {"said": "recording", "done": True})
+        assert trace.enabled(client)
+        other.process.kill()
+    wait_until(lambda: not trace.enabled(client), "the end of the recording")
+
+
 def test_stream_sends_changes_only(rt, dash):
     connection = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
     connection.request("GET", "/stream?view=nodes", headers={"authorization": f"Bearer {dash.token}"})

@@ -17,6 +17,7 @@ from .janitor import Janitor
 from .mailbox import Mailbox
 from .objects import Objects
 from .pool import Pool
+from .recording import Recording
 from .remote import Remote
 from .ring import Ring
 from .spilling import Spilling
@@ -25,7 +26,9 @@ from .tasks import Tasks
 from .waiting import Waiting
 from .wakes import Wakes
 
-MODELS = [Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Remote, Streams, Janitor]
+MODELS = [
+    *(Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Remote, Streams, Janitor, Recording),
+]
 SCENARIOS = [(model, scenario) for model in MODELS for scenario in model.SCENARIOS]
 # Seconds of CPU each.
 LARGE = {"Janitor-all", "Objects-handover", "Allocator-runs"}

@@ -119,13 +119,12 @@ def run_some():
 def recorded(rt):
     """A drawing of some tasks."""
     client = store_client.require().client
-    was = trace.enabled(client)
     trace.switch(client, True)
     run_some()
     recording = record(store_client.require(), 0.05)
     recording._since.clear()  # all of the rings
     recording.read()
-    trace.switch(client, was)
+    trace.switch(client, False)
     return recording.drawing()
 
 

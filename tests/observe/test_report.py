@@ -153,7 +153,6 @@ def test_action_is_counted_once_it_has_ended(rt, tmp_path, wait_until):
     os.mkfifo(tmp_path / "fifo")
     fd = os.open(tmp_path / "fifo", os.O_RDWR)
     client = store_client.require().client
-    was = trace.enabled(client)
     trace.switch(client, True)
     sums = Usage(store_client.require())
     ref = held.remote(str(tmp_path / "fifo"))
@@ -171,7 +170,7 @@ def test_action_is_counted_once_it_has_ended(rt, tmp_path, wait_until):
     assert fastrt.get(ref) == "x"
     os.close(fd)
     wait_until(lambda: counted("held", 1), "the end of the long task")
-    trace.switch(client, was)
+    trace.switch(client, False)
     assert sums.functions["quick"].count == 10
     assert sums.functions["held"].total > sums.functions["quick"].total
     assert sums.lost == 0
@@ -210,10 +209,9 @@ def test_parts_keep_the_whole_time_when_they_become_longer():
 
 def test_copied_records_are_those_of_drain(rt):
     client = store_client.require().client
-    was = trace.enabled(client)
     trace.switch(client, True)
     fastrt.get([quick.remote(k) for k in range(20_000)])  # the rings go round
-    trace.switch(client, was)
+    trace.switch(client, False)
     for slot in range(3):
         rows, following = trace.drain(client, slot)
         first, data, end, (ticks, ns, pace) = trace.copied(client, slot)

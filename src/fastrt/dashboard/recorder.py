@@ -41,7 +41,6 @@ class Recorder:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._was_on = trace.enabled(store.client)
         self._recording = Recording(store, from_now=True)
         self._lock = threading.Lock()
         self._looked_at = time.monotonic()
@@ -65,7 +64,7 @@ class Recorder:
         self._looked_at = time.monotonic()
 
     def close(self) -> None:
-        """Stop, and leave the session as it was."""
+        """Stop."""
         self._stop.set()
         self._thread.join()
 
@@ -99,7 +98,7 @@ class Recorder:
         finally:
             self._stop.set()
             try:
-                trace.switch(self._store.client, self._was_on)
+                trace.switch(self._store.client, False)
             except FastrtError:
                 pass
 

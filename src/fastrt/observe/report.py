@@ -97,7 +97,6 @@ class report:
         self._path.open("a").close()  # a wrong name is noticed before the run
         self._store = store_client.require()
         client = self._store.client
-        self._was_on = trace.enabled(client)
         self._usage = Usage(self._store)
         self._room = arena.room(client)[2]
         self._before = {one.name: one for one in ended_tasks.outcomes(self._store)}
@@ -118,7 +117,7 @@ class report:
         ended: list[Outcome] = []
         failures: list[Failure] = []
         try:
-            trace.switch(self._store.client, self._was_on)
+            trace.switch(self._store.client, False)
             self._usage.settle(_SETTLE_S)
             ended = _since(self._before, ended_tasks.outcomes(self._store))
             failures = ended_tasks.failures(self._store, after=self._last, limit=0)

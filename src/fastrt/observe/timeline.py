@@ -74,7 +74,6 @@ def record(store: Store, seconds: float, poll_s: float = 0.02) -> Recording:
         seconds: length of the recording.
         poll_s: time between two reads of the rings.
     """
-    on = trace.enabled(store.client)
     recording = Recording(store, from_now=True)
     trace.switch(store.client, True)
     try:
@@ -83,7 +82,7 @@ def record(store: Store, seconds: float, poll_s: float = 0.02) -> Recording:
             time.sleep(min(poll_s, left))
             recording.read()
     finally:
-        trace.switch(store.client, on)
+        trace.switch(store.client, False)
     recording.read()
     return recording
 

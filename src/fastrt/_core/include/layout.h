@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 7
+#define FRT_LAYOUT_VERSION 8
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -191,7 +191,7 @@ typedef struct {
     uint32_t static_crc;
     uint32_t state; /* FRT_SEG_*; READY is stored last */
     int32_t daemon_pid;
-    uint32_t trace_on; /* 0: clients record nothing; else trace_clock */
+    uint32_t trace_on; /* 0: clients record nothing; else trace_clock. Derived, see frt_client.recordings */
     uint64_t daemon_start; /* start time of the daemon's process: pid and start time name one process */
     char poison[128];      /* why the segment is POISONED or CLOSED */
 
@@ -235,6 +235,7 @@ typedef struct {
     uint32_t trace_clock; /* FRT_CLOCK_*: the clock of all trace records of the session */
     int64_t trace_ticks, trace_ns; /* the session's start by trace_clock and by the monotonic clock */
     uint64_t failures;             /* numbers given to failures, see frt_failure */
+    uint32_t traced;               /* 1: the session records from its start to its end */
 } frt_superblock;
 
 /* One per client. Its owner writes it, the daemon (join, leave) and the processes that wake it. */
@@ -260,7 +261,12 @@ typedef struct {
     uint32_t tallies; /* rows of this slot; stored (commit) after the row is complete */
     uint32_t wake __attribute__((aligned(64))); /* futex: a process with news for this client bumps it */
     uint32_t sleepers;                          /* threads of this client that sleep in the futex */
-    char pad1[56];
+    /* Recordings of the session that this client makes: only it changes them, and recovery, which makes them 0. The
+     * session records while any client has one, or `traced` is set: a process that has changed a count stores
+     * `trace_on` and then looks at all counts again, until they agree; see trace.pyx. So a recording ends with its
+     * process. */
+    uint32_t recordings;
+    char pad1[52];
     char name[64];
 } frt_client;
 

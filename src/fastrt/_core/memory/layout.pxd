@@ -96,6 +96,7 @@ cdef extern from "layout.h" nogil:
         uint32_t held, held_news, trace_clock
         int64_t trace_ticks, trace_ns
         uint64_t failures
+        uint32_t traced
 
     ctypedef struct frt_client:
         uint64_t word
@@ -107,7 +108,7 @@ cdef extern from "layout.h" nogil:
         uint32_t device_parts, devices
         uint64_t other[6]
         uint32_t tallies
-        uint32_t wake, sleepers
+        uint32_t wake, sleepers, recordings
         char name[64]
 
     ctypedef struct frt_entry:

@@ -400,7 +400,7 @@ cdef class Segment:
         there[0] = sb[0]
         there.trace_clock = _trace_clock()
         there.trace_ticks, there.trace_ns = frt_trace_ticks(there.trace_clock), frt_now_ns()
-        there.trace_on = there.trace_clock if trace else 0
+        there.trace_on, there.traced = there.trace_clock if trace else 0, trace
         there.daemon_pid, there.daemon_start = os.getpid(), start_time(os.getpid())
         there.next_objref = 1
         there.ring_cells, there.function_slots = FRT_RING_CELLS, FRT_FUNCTIONS

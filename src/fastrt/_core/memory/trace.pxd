@@ -2,6 +2,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastrt._core.memory.layout cimport frt_ctx
 
+cdef bint trace_wanted(frt_ctx *x) noexcept nogil
+cdef void trace_settle(frt_ctx *x) noexcept nogil
+
 cdef extern from "trace.h" nogil:
     unsigned FRT_TRACE_PROCESS, FRT_TRACE_TASK, FRT_TRACE_SUBMIT, FRT_TRACE_PUT, FRT_TRACE_GET
     unsigned FRT_TRACE_WAIT, FRT_TRACE_SPILL, FRT_TRACE_RESTORE, FRT_TRACE_FETCH

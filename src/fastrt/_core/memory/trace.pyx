@@ -4,8 +4,8 @@
 A ring has room for the last 16,384 records. The writer fills a record and then stores the count; the end of an action
 is stored into its record later. A reader copies the records, reads the count again, and drops those that may have been
 overwritten meanwhile. A death loses at most the record that is being written; the action under way has no end.
-Recording is on from a session's start (`trace`) or from a call of `switch`: then a record costs one or two readings of
-the clock.
+The session records from its start to its end (`traced`), or while any process has a recording (`switch`): then a record
+costs one or two readings of the clock. A recording ends with its process.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -24,10 +24,40 @@ def enabled(Client client):
     return client.x.sb.trace_on != 0
 
 
+cdef bint trace_wanted(frt_ctx *x) noexcept nogil:
+    """Whether any client has a recording, or the session is one."""
+    cdef uint32_t c
+    for c in range(clients_ever(x)):
+        if a32_load_sc(&x.clients[c].recordings):
+            return True
+    return x.sb.traced != 0
+
+
+cdef void trace_settle(frt_ctx *x) noexcept nogil:
+    """Turn recording on or off, as the clients' recordings say.
+
+    Each process that has changed its count calls this, and the repairer of a dead one. After the store it looks again:
+    a count that was changed since the first look, whose process has stored before this one, would be overlooked.
+    """
+    cdef bint wanted = trace_wanted(x)
+    while True:
+        a32_store_sc(&x.sb.trace_on, x.sb.trace_clock if wanted else 0)
+        if trace_wanted(x) == wanted:
+            return
+        wanted = not wanted
+
+
 def switch(Client client, bint on):
-    """Turn recording on or off for all processes of the session."""
+    """Begin a recording of the session by this process, or end one.
+
+    All processes of the session record while any has a recording. It ends with its process at the latest.
+    """
+    cdef frt_client *slot
     client.ensure()
-    a32_store_rel(&client.x.sb.trace_on, client.x.sb.trace_clock if on else 0)
+    slot = client.x.clients + client.x.me
+    if on or slot.recordings:
+        a32_add_sc(&slot.recordings, 1 if on else <uint32_t>-1)
+        trace_settle(&client.x)
 
 
 def kib(nbytes):

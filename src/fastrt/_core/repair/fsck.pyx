@@ -14,6 +14,7 @@ from fastrt._core.memory.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_key
+from fastrt._core.memory.trace cimport trace_wanted
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.objects.references cimport links_names
 
@@ -404,6 +405,8 @@ def fsck(Client client, bint quiet=False):
         bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)
         bad += _check_outcomes(x)
+        if quiet and (x.sb.trace_on != 0) != trace_wanted(x):
+            bad.append(f"recording is {'on' if x.sb.trace_on else 'off'}, against the counts of the clients")
     finally:
         free(counted)
     return bad

@@ -17,6 +17,7 @@ from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.pool cimport pool_flush, pool_return, pool_touch
 from fastrt._core.memory.queue cimport queue_push, queue_touch
 from fastrt._core.memory.segment cimport spill_remove
+from fastrt._core.memory.trace cimport trace_settle
 from fastrt._core.objects.functions cimport functions_touch
 from fastrt._core.objects.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
 from fastrt._core.objects.references cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
@@ -301,6 +302,8 @@ def leave(Client client):
         if x.refs_held[i]:
             x.refs_held[i] = 1
             object_release(x, i, False)
+    x.clients[x.me].recordings = 0
+    trace_settle(x)
     pool_flush(x)
     client_wake(x, x.me)  # waiting threads check again, and raise
 
@@ -398,6 +401,8 @@ def recover(Client client, uint32_t v, bint wake=True, str kind="WorkerCrashedEr
         ending = _scan_tasks(x, v, job, running, &how, slot.kind == <uint32_t>FRT_KIND_DRIVER)
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
+        a32_store_sc(&slot.recordings, 0)
+        trace_settle(x)  # also if it had none: it may have died between the end of one and this
         a32_add_sc(&x.sb.death_epoch, 1)
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
         x.sb.janitor_victim = 0
