@@ -26,6 +26,11 @@ def held(name):
         event.wait(0.01)
 
 
+@fastrt.remote(name="<img src=x onerror=alert(1)>")
+def fails(row):
+    raise ValueError(f"row {row} is empty")
+
+
 @fastrt.remote
 class Counter:
     def add(self):
@@ -54,7 +59,7 @@ def test_overview_counts_the_tasks_that_end(rt, dash, wait_until):
     wait_until(lambda: counted() >= 1000, "the count")
     assert counted() == 1000
     wait_until(lambda: dash.view("overview")["limit"]["text"].startswith("Nothing runs"), "an idle session")
-    assert len(dash.view("overview")["rate"]["lines"][0]["values"]) > 0
+    wait_until(lambda: dash.view("overview")["rate"]["lines"][0]["values"], "two samples")
 
 
 def test_task_that_waits_leads_to_its_cause(rt, dash, tmp_path, wait_until):
@@ -78,8 +83,38 @@ def test_task_that_waits_leads_to_its_cause(rt, dash, tmp_path, wait_until):
             fastrt.get(second)
 
 
+def facts_of(section):
+    return {label: value for label, value, _ in section["facts"]}
+
+
+def test_failures_are_grouped_and_lead_to_the_traceback(rt, dash, wait_until):
+    refs = [fails.remote(row) for row in (1, 2)]
+    for ref in refs:
+        with pytest.raises(ValueError, match="is empty"):
+            fastrt.get(ref)
+    name = "<img src=x onerror=alert(1)>"
+    groups = dash.view("failures")["groups"]
+    (row,) = [row for row in groups["rows"] if row[0] == name]
+    assert (row[3:6], row[2].startswith("test_dashboard.py:")) == ([2, 0, 0], True)
+    group = dash.view(row[1]["view"], **row[1]["args"])
+    assert facts_of(group["group"])["failures"] == 2
+    (link,) = [row[2] for row in group["newest"]["rows"] if row[2]["text"] == "ValueError: row 1 is empty"]
+    one = dash.view(link["view"], **link["args"])
+    assert one["error"]["text"] == "ValueError: row 1 is empty"
+    assert "in fails\n    raise ValueError" in one["traceback"]["text"]
+    about = facts_of(one["failure"])
+    assert (about["function"], about["outcome"], about["attempt"]) == (name, "the task has failed", 1)
+    task = dash.view("task", task=about["task"])
+    assert [row[2]["args"] for row in task["failures"]["rows"]] == [link["args"]]
+    wait_until(lambda: [row[1] for row in dash.view("overview")["failures"]["rows"]][:1] == [name], "the next overview")
+    (ended,) = [row for row in rows_of(dash.view("tasks")["ended"]) if row[0] == name]
+    assert ended[2:5] == [2, 0, 2]
+    assert "gone" in dash.view("failure", number=10**6)
+    assert "gone" in dash.view("failures", name="nothing")
+
+
 def test_every_page_has_sections_also_when_nothing_is_there(rt, dash):
-    for view in ("overview", "tasks", "rows", "actors", "workers", "memory", "timeline", "nodes"):
+    for view in ("overview", "tasks", "rows", "failures", "actors", "workers", "memory", "timeline", "nodes"):
         found = dash.view(view)
         assert found["head"]["state"] == "live"
         assert len(found) > 1, view
@@ -210,6 +245,7 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
             import signal, fastrt
             fastrt.init(1, "64MiB")
             fastrt.get(fastrt.remote(abs).remote(-1))
+            fastrt.wait([fastrt.remote(max).remote(5)])
             print("ready", flush=True)
             signal.pause()
             """
@@ -224,6 +260,9 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         assert ended["head"]["seen"] <= time.time()
         assert "now" in ended
         assert "The session has ended" in dash.view("memory", session=name)["ended"]["text"]
+        (row,) = dash.view("failures", session=name)["newest"]["rows"]
+        assert row[2]["text"].startswith("TypeError: 'int' object is not iterable")
+        assert "traceback" in dash.view("failure", session=name, **row[2]["args"])
         stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
         stream.request("GET", "/stream?view=overview", headers={"authorization": f"Bearer {dash.token}"})
         answer = stream.getresponse()

@@ -6,6 +6,7 @@ from fastrt.dashboard import recorder, sections
 from fastrt.dashboard.causes import Load, limit
 from fastrt.dashboard.recorder import Slice
 from fastrt.dashboard.watched import Rates, Sample
+from fastrt.observe.ended import Failure, grouped
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,22 @@ def test_rates_are_never_negative():
     before, after = Sample(10.0, done=100, cpu_s=5.0), Sample(12.0, done=300, cpu_s=4.0, spilled=10)
     assert Rates.between(before, after) == Rates(100.0, 0.0, 5.0)
     assert Rates.between(after, after) == Rates(0.0, 0.0, 0.0)
+
+
+def failed(number, name, lines, kind="ValueError", signal=0):
+    text = "".join(f'  File "/a/{file}", line {line}, in f\n    x = \'File "no", line 1\'\n' for file, line in lines)
+    return Failure(number, 0.0, "0", name, None, kind, "no", text, 1, 0, False, False, signal, 1, "")
+
+
+def test_failures_are_grouped_by_the_line_that_raised():
+    some = [
+        failed(1, "f", [("main.py", 3), ("lib.py", 7)]),
+        failed(2, "f", [("other.py", 4), ("lib.py", 7)]),
+        failed(3, "f", [("lib.py", 8)]),
+        failed(4, "f", [("lib.py", 7)], "KeyError"),
+        failed(5, "g", [], "WorkerCrashedError", 9),
+        failed(6, "f", [("lib.py", 8)]),
+    ]
+    assert [one.place for one in some[:3]] == ["/a/lib.py:7", "/a/lib.py:7", "/a/lib.py:8"]
+    assert [[one.number for one in group] for group in grouped(some)] == [[3, 6], [5], [4], [1, 2]]
+    assert some[4].place == ""

@@ -61,25 +61,30 @@ class Desk:
             RefusedError: there is no such page.
         """
         name = args.get("view", "overview")
-        if name not in views.VIEWS:
+        if name not in views.VIEWS and name not in views.LASTING:
             raise RefusedError("there is no such page")
         session = self._chosen(args.get("session", ""))
         head = self._head(session)
         if session is None:
             return [head, sections.text("none", views.NO_SESSION, "big")]
-        if session.state == watched.ENDED:
-            found = self._last.get(session.name, {}).get(name)
-            if found is None:
-                words = f"The session has ended. Still here: {', '.join(self._last.get(session.name, {}))}."
-                found = [sections.text("ended", words)]
-            return [head, *found]
-        if session.store is None:
+        if session.state == watched.ENDED and name in views.VIEWS:
+            kept = self._last.get(session.name, {})
+            words = f"The session has ended. Still here: {', '.join([*kept, *views.LASTING])}."
+            return [head, *kept.get(name, [sections.text("ended", words)])]
+        if session.state == watched.OUTSIDE:
             return [head, sections.text("outside", f"The session cannot be read: {session.why}", "bad")]
         try:
-            found = views.VIEWS[name](session, session.store, args)
+            found = self._made(name, session, args)
         except (FastrtError, ValueError, LookupError) as exc:
             return [head, sections.text("failed", f"This page cannot be made: {exc}", "warn")]
         return [head, *(one for one in found if self._allow_actions or not sections.is_action(one))]
+
+    @staticmethod
+    def _made(name: str, session: Watched, args: Mapping[str, str]) -> list[Section]:
+        if name in views.LASTING:
+            return views.LASTING[name](session, args)
+        assert session.store is not None
+        return views.VIEWS[name](session, session.store, args)
 
     def file(self, name: str, args: Mapping[str, str]) -> tuple[bytes, str]:
         """Make a file to download.

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Section = dict[str, Any]
-# How the browser writes a value: "text", "count", "number", "bytes", "seconds", "time", "state" or "code".
+# How the browser writes a value: "text", "message" (a long one), "count", "number", "bytes", "seconds", "time", "state"
+# or "code".
 Columns = Sequence[tuple[str, str]]
 _TEXT_MAX = 20_000
 _CELL_MAX = 300
@@ -104,6 +105,11 @@ def is_action(section: Section) -> bool:
 def way(name: str, steps: Iterable[Section]) -> Section:
     """Links that lead from the general to this page."""
     return {"id": name, "kind": "way", "steps": list(steps)}
+
+
+def links(name: str, found: Iterable[Section]) -> Section:
+    """Links to related pages."""
+    return {"id": name, "kind": "links", "links": list(found)}
 
 
 def changes(before: Mapping[str, Section], after: Sequence[Section]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastrt.dashboard.pages import actors, deeds, machines, memory, overview, tasks, timeline
+from fastrt.dashboard.pages import actors, deeds, failures, machines, memory, overview, tasks, timeline
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.store.client import Store
@@ -27,6 +27,11 @@ VIEWS: dict[str, View] = {
     "memory": memory.memory,
     "timeline": timeline.timeline,
     "nodes": machines.nodes,
+}
+# Pages that a session still has when it has ended: they need no store.
+LASTING: dict[str, Callable[[Watched, Mapping[str, str]], list[Section]]] = {
+    "failures": failures.failures,
+    "failure": failures.failure,
 }
 FILES: dict[str, Callable[[Watched, Store, Mapping[str, str]], tuple[bytes, str]]] = {
     "timeline.pftrace": timeline.saved,

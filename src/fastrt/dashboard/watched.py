@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fastrt._core.objects import spill
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.dashboard.recorder import Recorder
 from fastrt.errors import AttachError, FastrtError
+from fastrt.observe import ended
 from fastrt.observe.joining import Joined
 from fastrt.store import join
 from fastrt.store.client import Store
@@ -129,6 +131,7 @@ class Watched:
         self.recorder: Recorder | None = None
         self._joined: Joined | None = None
         self._processes = _Processes()
+        self._failures: list[ended.Failure] = []  # once the session has ended
         self._tried_at = 0.0
         self._done_before = 0
         self._done_by: dict[tuple[int, int], int] = {}  # of living processes
@@ -161,6 +164,16 @@ class Watched:
         if self.state == LIVE:
             self.last_seen = time.time()
 
+    def failures(self, limit: int = 0) -> list[ended.Failure]:
+        """The failures that the session keeps, or kept when it ended, oldest first.
+
+        Args:
+            limit: the largest number of failures, the newest ones; 0: all.
+        """
+        if self._joined is None:
+            return self._failures[-limit:]
+        return ended.failures(self._joined.store, limit=limit)
+
     def close(self) -> None:
         """Leave the session."""
         if self.recorder is not None:
@@ -174,6 +187,8 @@ class Watched:
         """Note that the session has ended, and let go of its memory."""
         self.state = ENDED
         self.why = "its program has ended, or its node was stopped"
+        with contextlib.suppress(FastrtError):
+            self._failures = self.failures()
         self.close()
 
     def _join(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastrt._core.tasks import failures as core_failures
 from fastrt._core.tasks import tally
 from fastrt.observe.listing import Names
 from fastrt.store.client import Store
+
+_PLACE = re.compile(r'^ *(?:[|+] *)*File "([^"]+)", line (\d+)', re.MULTILINE)  # bars: of an exception group
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,24 @@ class Failure:
     signal: int
     pid: int
     node: str
+
+    @property
+    def place(self) -> str:
+        """The line that raised, as `path:line`; "" if no traceback was kept, as after a process's death."""
+        found = _PLACE.findall(self.traceback)
+        return f"{found[-1][0]}:{found[-1][1]}" if found else ""
+
+
+def grouped(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Group failures by function, exception, line and signal; the group that failed last is the first.
+
+    Args:
+        failures: oldest first; each group has that order, too.
+    """
+    groups: dict[tuple[str, str, str, int], list[Failure]] = {}
+    for one in failures:
+        groups.setdefault((one.name, one.type, one.place, one.signal), []).append(one)
+    return sorted(groups.values(), key=lambda group: -group[-1].number)
 
 
 def outcomes(store: Store) -> list[Outcome]:

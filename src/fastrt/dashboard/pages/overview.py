@@ -1,4 +1,4 @@
-"""The first page: how fast the program runs, and what it waits for."""
+"""The first page: how fast the program runs, what it waits for, and what went wrong last."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from itertools import pairwise
 
 from fastrt.dashboard import causes, sections
 from fastrt.dashboard.causes import Load
+from fastrt.dashboard.pages import failures
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Rates, Watched
-from fastrt.observe import reading
+from fastrt.observe import ended, reading
 from fastrt.store.client import Store
 
 _POINTS = 150  # of a chart
-_FUNCTIONS = 8
+_FUNCTIONS, _FAILURES = 8, 5
 _SAMPLE = 100  # waiting tasks
 
 
 def overview(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """Throughput, queue, workers, store and processors; and the limiting cause."""
+    """Throughput, queue, workers, store and processors; the limiting cause; and the last failures."""
     if not session.samples:
         return [sections.text("wait", "The first figures come in a second.")]
     now, rates = session.samples[-1], session.rates
@@ -30,10 +31,12 @@ def overview(session: Watched, store: Store, args: Mapping[str, str]) -> list[Se
         now.workers, now.busy, now.blocked, now.queued, waiting - held, held, now.calls,
         rates.tasks, now.used, now.room, rates.spilled > 0,
     )  # fmt: skip
+    outcomes = ended.outcomes(store)
     return [
         sections.text("limit", causes.limit(load), "big"),
         sections.facts("now", [
-            ("tasks ended", now.done, "count"), ("a second", rates.tasks, "number"),
+            ("tasks ended", sum(one.ended for one in outcomes), "count"),
+            ("failed", sum(one.failed + one.crashed for one in outcomes), "count"), ("a second", rates.tasks, "number"),
             ("ready", now.queued, "count"), ("waiting", waiting, "count"),
             ("workers busy", f"{now.busy} of {now.workers}", "text"), ("blocked in get", now.blocked, "count"),
             ("store in use", now.used, "bytes"), ("store size", now.room, "bytes"),
@@ -46,6 +49,7 @@ def overview(session: Watched, store: Store, args: Mapping[str, str]) -> list[Se
                 for one in counts.tasks[:_FUNCTIONS]
             ), "No task is unfinished.",
         ),
+        failures.last(session, _FAILURES),
     ]  # fmt: skip
 
 

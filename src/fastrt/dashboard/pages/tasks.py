@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastrt.dashboard import sections
+from fastrt.dashboard.pages import failures
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
-from fastrt.observe import reading
+from fastrt.observe import ended, reading
 from fastrt.observe.listing import Row
 from fastrt.store.client import Store
 
@@ -15,6 +16,7 @@ _ROWS = 50
 _FUNCTIONS = 100
 _STATES = ("", "running", "blocked", "ready", "waiting", "claimed", "ending")
 _SHOWN = ("running", "blocked", "ready", "waiting")
+_OUTCOMES = ("succeeded", "failed", "crashed", "cancelled", "retried", "forwarded")
 _ALL = sections.link("all tasks", "tasks")
 COLUMNS = [
     ("task", "code"), ("name", "text"), ("state", "state"), ("attempt", "count"), ("waits for", "code"),
@@ -23,7 +25,7 @@ COLUMNS = [
 
 
 def tasks(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """The functions and methods that have unfinished tasks: how many are in which state."""
+    """Functions and methods: how many unfinished tasks are in which state, and how the others have ended."""
     counted = reading.counts(store, objects=False).tasks
     rows = [
         (
@@ -38,7 +40,25 @@ def tasks(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
             [("function", "text"), ("unfinished", "parts"), ("", "count"), *((state, "count") for state in _SHOWN)],
             rows, "No task is unfinished: call f.remote(...) of a function with @fastrt.remote.",
         ),
+        _ended(store),
     ]  # fmt: skip
+
+
+def _ended(store: Store) -> Section:
+    found = ended.outcomes(store)
+    return sections.table(
+        "ended", f"{sum(one.ended for one in found):,} tasks have ended since the session began", [
+            ("function", "text"), ("outcomes", "parts"), ("ended", "count"), *((word, "count") for word in _OUTCOMES),
+        ], (
+            (
+                sections.link(one.name, "failures", name=one.name) if one.failed or one.crashed or one.retried
+                else one.name,
+                sections.parts({"succeeded": one.succeeded, "failed": one.failed + one.crashed,
+                                "cancelled": one.cancelled}),
+                one.ended, *(getattr(one, word) for word in _OUTCOMES),
+            ) for one in found[:_FUNCTIONS]
+        ), "No task has ended yet. The counts are exact, and stay when the tasks are gone.",
+    )  # fmt: skip
 
 
 def rows(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
@@ -67,7 +87,8 @@ def task(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sectio
     found = reading.task(store, number)
     way = sections.way("way", [_ALL])
     if found is None:
-        return [way, sections.text("gone", "This task has ended: the records of such tasks are used again.")]
+        words = "This task has ended: the records of such tasks are used again. Its last failures are kept."
+        return [way, sections.text("gone", words), *failures.of_task(session, number)]
     row = found.row
     pid = row["pid"]
     return [
@@ -100,6 +121,7 @@ def task(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sectio
                 found.worker["rss"], found.worker["cpu_s"],
             )], "No process runs it.",
         ),
+        *failures.of_task(session, row["task_id"]),
     ]  # fmt: skip
 
 

@@ -2,11 +2,11 @@
 import {build} from "./build.js";
 
 const VIEWS = [
-  ["overview", "Overview"], ["tasks", "Tasks"], ["actors", "Actors"], ["workers", "Workers"],
+  ["overview", "Overview"], ["tasks", "Tasks"], ["failures", "Failures"], ["actors", "Actors"], ["workers", "Workers"],
   ["memory", "Memory"], ["timeline", "Timeline"], ["nodes", "Nodes"],
 ];
-const TITLES = {rows: "Tasks", task: "Task", actor: "Actor", process: "Process"};
-const PARENTS = {rows: "tasks", task: "tasks", actor: "actors", process: "workers"};
+const TITLES = {rows: "Tasks", task: "Task", failure: "Failure", actor: "Actor", process: "Process"};
+const PARENTS = {rows: "tasks", task: "tasks", failure: "failures", actor: "actors", process: "workers"};
 const RETRY_MS = 1500;
 const place = document.getElementById("page");
 const banner = document.getElementById("banner");

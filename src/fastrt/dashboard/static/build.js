@@ -20,7 +20,10 @@ export function write(value, kind) {
     return unit ? `${(value / unit[0]).toLocaleString("en", {maximumFractionDigits: 1})} ${unit[1]}` : `${value} B`;
   }
   if (kind === "seconds") return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  if (kind === "time") return new Date(value * 1000).toLocaleTimeString();
+  if (kind === "time") {
+    const at = new Date(value * 1000);
+    return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString();
+  }
   return String(value);
 }
 
@@ -42,6 +45,8 @@ const KINDS = {
     section.text ? make("pre", {tabindex: "0", role: "region", "aria-label": section.title}, section.text) : make("p", {class: "empty"}, section.empty)),
 
   way: (section, address) => make("p", {class: "way"}, ...section.steps.flatMap((step, k) => k ? [" \u203a ", to(step, address)] : [to(step, address)])),
+
+  links: (section, address) => make("p", {class: "buttons"}, ...section.links.map(one => to(one, address))),
 
   choices: section => make("form", {class: "choices"}, ...section.fields.map(([name, label, value, some]) =>
     make("label", {}, make("span", {}, label), some.length
