@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import sys
 import threading
 import time
 
@@ -24,6 +25,13 @@ def held(name):
     event = threading.Event()
     while not os.path.exists(name):
         event.wait(0.01)
+
+
+@fastrt.remote
+def prints(words):
+    print(words)  # noqa: T201
+    print("an error", file=sys.stderr)  # noqa: T201
+    return fastrt.runtime_context().task_id
 
 
 @fastrt.remote(name="<img src=x onerror=alert(1)>")
@@ -114,7 +122,7 @@ def test_failures_are_grouped_and_lead_to_the_traceback(rt, dash, wait_until):
 
 
 def test_every_page_has_sections_also_when_nothing_is_there(rt, dash):
-    for view in ("overview", "tasks", "rows", "failures", "actors", "workers", "memory", "timeline", "nodes"):
+    for view in ("overview", "tasks", "rows", "failures", "actors", "workers", "memory", "timeline", "logs", "nodes"):
         found = dash.view(view)
         assert found["head"]["state"] == "live"
         assert len(found) > 1, view
@@ -171,6 +179,27 @@ def test_memory_shows_kinds_and_holders(rt, dash):
     assert holders["driver"] >= 5 << 20
     assert "record_call_sites=True" in found["lines"]["empty"]
     del ref
+
+
+def test_log_of_a_task_is_followed_and_read_from_its_beginning(rt, dash, wait_until):
+    words = "\x1b[31m<b>one</b>\x1b[0m"
+    task = fastrt.get(prints.remote(words))
+
+    def texts(**args):
+        return [(line[1], line[5]) for line in dash.view("logs", **args).get("log", {"lines": []})["lines"]]
+
+    wait_until(lambda: {*texts(task=task)} == {(False, "<b>one</b>"), (True, "an error")}, "the lines of the task")
+    found = dash.view("logs", task=task)["log"]
+    assert (found["follows"], [line[2] for line in found["lines"]]) == (True, ["prints", "prints"])
+    pid = found["lines"][0][3]
+    fastrt.get(prints.remote("two"))
+    wait_until(lambda: (False, "two") in texts(), "the line that came later")
+    assert (False, "two") not in texts(task=task)
+    wait_until(lambda: (False, "<b>one</b>") in texts(after="start"), "the beginning")
+    wait_until(lambda: (False, "<b>one</b>") in texts(worker=pid), "the lines of the process")
+    assert texts(actor="none") == []
+    assert "is no number" in dash.view("logs", worker="x")["failed"]["text"]
+    assert "no place in log files" in dash.view("logs", after="x")["silent"]["text"]
 
 
 def test_timeline_is_recorded_while_it_is_looked_at(rt, dash, wait_until):
@@ -245,7 +274,7 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
             import signal, fastrt
             fastrt.init(1, "64MiB")
             fastrt.get(fastrt.remote(abs).remote(-1))
-            fastrt.wait([fastrt.remote(max).remote(5)])
+            fastrt.wait([fastrt.remote(max).remote(5), fastrt.remote(print).remote("before the end")], num_returns=2)
             print("ready", flush=True)
             signal.pause()
             """
@@ -254,6 +283,7 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         wait_until(lambda: {name for name, _, _ in dash.view("overview")["head"]["sessions"]} - shown, "the session")
         (name,) = {name for name, _, _ in dash.view("overview")["head"]["sessions"]} - shown
         wait_until(lambda: dash.view("overview", session=name)["head"]["state"] == "live", "figures")
+        wait_until(lambda: "log" in dash.view("logs", session=name), "its line")
         one.process.kill()
         wait_until(lambda: dash.view("overview", session=name)["head"]["state"] == "ended", "its end")
         ended = dash.view("overview", session=name)
@@ -263,6 +293,7 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         (row,) = dash.view("failures", session=name)["newest"]["rows"]
         assert row[2]["text"].startswith("TypeError: 'int' object is not iterable")
         assert "traceback" in dash.view("failure", session=name, **row[2]["args"])
+        assert [line[5] for line in dash.view("logs", session=name)["log"]["lines"]] == ["before the end"]
         stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
         stream.request("GET", "/stream?view=overview", headers={"authorization": f"Bearer {dash.token}"})
         answer = stream.getresponse()

@@ -1,12 +1,16 @@
 """The parts of the dashboard that compute: causes, sections, slices, rates."""
 
+from collections import deque
+
 import pytest
 
-from fastrt.dashboard import recorder, sections
+from fastrt.dashboard import log_readers, recorder, sections
 from fastrt.dashboard.causes import Load, limit
 from fastrt.dashboard.recorder import Slice
 from fastrt.dashboard.watched import Rates, Sample
+from fastrt.node.log_files import LogLine
 from fastrt.observe.ended import Failure, grouped
+from fastrt.tasks.marks import Source
 
 
 @pytest.mark.parametrize(
@@ -83,3 +87,10 @@ def test_failures_are_grouped_by_the_line_that_raised():
     assert [one.place for one in some[:3]] == ["/a/lib.py:7", "/a/lib.py:7", "/a/lib.py:8"]
     assert [[one.number for one in group] for group in grouped(some)] == [[3, 6], [5], [4], [1, 2]]
     assert some[4].place == ""
+
+
+def test_log_lines_fit_on_a_page():
+    lines = [LogLine(0.0, False, 1, Source(), f"{k}\x1b[1;31m\x07" + "x" * 5000) for k in range(400)]
+    found = log_readers.fitting(deque(lines))
+    assert 40 < len(found) < 60
+    assert found[-1].text == f"399{'x' * 1997}... (5,003 characters)"

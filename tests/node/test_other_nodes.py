@@ -151,6 +151,7 @@ def test_log_of_another_node_is_read_tailed_and_merged_also_without_its_driver(d
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
     assert {(row["node"], row["text"][:6]) for row in rows} >= {("one", "line 0"), ("two", "line 0")}
     assert elsewhere.read_log(socket_path, node, {"worker": 1}).lines == []
+    assert len(elsewhere.read_log(socket_path, node, {}, limit=3).lines) == 3
 
 
 @pytest.mark.parametrize("rows", ["{}", "[1]", "[[1, 2]]", '["' + "x" * 300_000, "[" * 40])

@@ -9,6 +9,8 @@ from typing import Any
 
 from fastrt.config import RUNTIME_FOLDER
 from fastrt.dashboard import sections, views, watched
+from fastrt.dashboard.log_readers import LogReaders
+from fastrt.dashboard.pages import logs
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.errors import FastrtError
@@ -35,6 +37,7 @@ class Desk:
         self._folder, self._prefix, self._allow_actions = folder, prefix, allow_actions
         self._sessions: dict[str, Watched] = {}  # oldest first
         self._last: dict[str, dict[str, list[Section]]] = {}  # of ended sessions: pages by view
+        self._readers = LogReaders(folder)
 
     def look(self) -> None:
         """Find new sessions, take a sample of each, and take leave of those that have ended."""
@@ -61,17 +64,17 @@ class Desk:
             RefusedError: there is no such page.
         """
         name = args.get("view", "overview")
-        if name not in views.VIEWS and name not in views.LASTING:
+        if name not in views.VIEWS and name not in views.LASTING and name != views.LOGS:
             raise RefusedError("there is no such page")
         session = self._chosen(args.get("session", ""))
         head = self._head(session)
-        if session is None:
+        if session is None and name != views.LOGS:
             return [head, sections.text("none", views.NO_SESSION, "big")]
-        if session.state == watched.ENDED and name in views.VIEWS:
+        if session is not None and session.state == watched.ENDED and name in views.VIEWS:
             kept = self._last.get(session.name, {})
-            words = f"The session has ended. Still here: {', '.join([*kept, *views.LASTING])}."
+            words = f"The session has ended. Still here: {', '.join([*kept, *views.LASTING, views.LOGS])}."
             return [head, *kept.get(name, [sections.text("ended", words)])]
-        if session.state == watched.OUTSIDE:
+        if session is not None and session.state == watched.OUTSIDE and name != views.LOGS:
             return [head, sections.text("outside", f"The session cannot be read: {session.why}", "bad")]
         try:
             found = self._made(name, session, args)
@@ -79,8 +82,10 @@ class Desk:
             return [head, sections.text("failed", f"This page cannot be made: {exc}", "warn")]
         return [head, *(one for one in found if self._allow_actions or not sections.is_action(one))]
 
-    @staticmethod
-    def _made(name: str, session: Watched, args: Mapping[str, str]) -> list[Section]:
+    def _made(self, name: str, session: Watched | None, args: Mapping[str, str]) -> list[Section]:
+        if name == views.LOGS:
+            return logs.logs(self._readers, session, args)
+        assert session is not None
         if name in views.LASTING:
             return views.LASTING[name](session, args)
         assert session.store is not None
@@ -117,7 +122,8 @@ class Desk:
         return views.DEEDS[path](session, session.store, body)
 
     def close(self) -> None:
-        """Leave all sessions."""
+        """Leave all sessions, and read no logs any more."""
+        self._readers.close()
         for session in self._sessions.values():
             session.close()
 

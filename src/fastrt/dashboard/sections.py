@@ -83,6 +83,24 @@ def lines(name: str, title: str, words: str, empty: str = "") -> Section:
     return {"id": name, "kind": "lines", "title": title, "text": shown, "empty": empty}
 
 
+def log(
+    name: str, title: str, found: Iterable[Sequence[Any]], empty: str, follows: bool, args: Mapping[str, str],
+    next_page: Section | None = None,
+) -> Section:  # fmt: skip
+    """Lines of a log.
+
+    Args:
+        name, title: of the section.
+        found: (time, whether from stderr, name, pid, task's id or "", text) of each line.
+        empty: the text for no lines.
+        follows: whether more lines come at the end.
+        args: arguments of the links to the log of one task.
+        next_page: a `link` to more lines.
+    """
+    about = {"title": title, "lines": [list(line) for line in found], "empty": empty, "follows": follows}
+    return {"id": name, "kind": "log", **about, "args": dict(args), **({"next": next_page} if next_page else {})}
+
+
 def choices(name: str, fields: Iterable[tuple[str, str, str, Sequence[str]]]) -> Section:
     """Fields that filter the page: (argument, label, value, choices); without choices any text."""
     return {

@@ -126,8 +126,9 @@ def _read_pages(socket_path: str, found: NodeRows, kind: str, filters: str, limi
 
 
 def read_log(
-    socket_path: str, node: str, filters: Mapping[str, Any], after: str = "", timeout_s: float = ANSWER_S
-) -> Page:
+    socket_path: str, node: str, filters: Mapping[str, Any], after: str = "", timeout_s: float = ANSWER_S,
+    limit: int = 0,
+) -> Page:  # fmt: skip
     """Read a page of the log of another node's session.
 
     Args:
@@ -136,11 +137,12 @@ def read_log(
         filters: task, actor, worker as for `log_files.read`, and tail: only the last lines, so many at most.
         after: `Page.after` of the page before; empty: from the oldest line on.
         timeout_s: how long it has to answer.
+        limit: the greatest number of lines; 0: as many as the node gives.
     Raises:
         NodeSilentError: it did not answer.
         ForeignTextError: it sent no lines.
     """
-    answer = ask(socket_path, node, Question(LOG, json.dumps(dict(filters)), after, 0), timeout_s)
+    answer = ask(socket_path, node, Question(LOG, json.dumps(dict(filters)), after, limit), timeout_s)
     return Page([_line(row) for row in _parse(answer)], answer.after, answer.is_end)
 
 

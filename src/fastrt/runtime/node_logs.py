@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fastrt.errors import AttachError, FastrtError
 from fastrt.node.log_files import LogFolder, LogLine, Page, find_folders
 from fastrt.observe import elsewhere, log_files
+from fastrt.observe.answers import ROWS_MAX
 from fastrt.runtime.nodefile import NodeFile
 from fastrt.runtime.nodes import nodes_at
 
@@ -31,9 +32,9 @@ class LocalLog(NamedTuple):
     folder: LogFolder
     wanted: Mapping[str, Any]
 
-    def read(self, after: str) -> Page:
-        """Read a page that begins where an earlier one ended."""
-        return log_files.read(self.folder.path, after=after, **self.wanted)
+    def read(self, after: str, limit: int = ROWS_MAX) -> Page:
+        """Read a page of at most `limit` lines that begins where an earlier one ended."""
+        return log_files.read(self.folder.path, after=after, limit=limit, **self.wanted)
 
     def tail(self, count: int) -> Page:
         """Read the last lines, so many."""
@@ -60,13 +61,13 @@ class RemoteLog(NamedTuple):
     socket_path: str
     wanted: Mapping[str, Any]
 
-    def read(self, after: str) -> Page:
-        """Read a page that begins where an earlier one ended.
+    def read(self, after: str, limit: int = ROWS_MAX) -> Page:
+        """Read a page of at most `limit` lines that begins where an earlier one ended.
 
         Raises:
             NodeSilentError: the node did not answer.
         """
-        return elsewhere.read_log(self.socket_path, self.node_id, self.wanted, after)
+        return elsewhere.read_log(self.socket_path, self.node_id, self.wanted, after, limit=limit)
 
     def tail(self, count: int) -> Page:
         """Read the last lines, so many.

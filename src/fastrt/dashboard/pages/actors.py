@@ -58,4 +58,5 @@ def actor(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
         ]),
         sections.table("calls", "Calls that have not ended", tasks.COLUMNS, [tasks.row_of(one) for one in calls.rows],
                        "None: the actor is idle."),
+        sections.links("more", [sections.link("log of this actor", "logs", actor=row["name"] or row["actor"])]),
     ]  # fmt: skip

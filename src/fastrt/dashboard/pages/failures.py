@@ -59,6 +59,8 @@ def failure(session: Watched, args: Mapping[str, str]) -> list[Section]:
         ]),
         sections.lines("traceback", "Traceback", one.traceback, "There is none: the process ended during the task."),
         sections.links("more", [
+            *([] if one.node else [sections.link("log of this task", "logs", task=one.task_id)]),
+            sections.link("log of its process", "logs", worker=one.pid, **({"node": one.node} if one.node else {})),
             sections.link("its task", "task", task=one.task_id), sections.link("its process", "process", pid=one.pid),
         ]),
     ]  # fmt: skip

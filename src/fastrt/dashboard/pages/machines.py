@@ -58,6 +58,7 @@ def process(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sec
         sections.table("tasks", "Its tasks", tasks.COLUMNS, [
             tasks.row_of(one) for one in reading.page(store, "tasks", {"pid": row["pid"]}, limit=_ROWS).rows
         ], "It runs no task."),
+        sections.links("more", [sections.link("log of this process", "logs", worker=row["pid"])]),
     ]  # fmt: skip
 
 
@@ -70,8 +71,8 @@ def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
         return [sections.text("away", f"The node daemon does not answer: {exc}", "bad")]
     names = {node["NodeID"]: node["NodeName"] for node in found}
     rows = [
-        (node["NodeName"], node["NodeID"][:8], name, total, node["Available"].get(name, 0.0),
-         sections.share(total - node["Available"].get(name, 0.0), total))
+        (sections.link(node["NodeName"], "logs", node=node["NodeID"]), node["NodeID"][:8], name, total,
+         node["Available"].get(name, 0.0), sections.share(total - node["Available"].get(name, 0.0), total))
         for node in found for name, total in sorted(node["Resources"].items())
     ]  # fmt: skip
     made = [row_of(group) for group in groups]

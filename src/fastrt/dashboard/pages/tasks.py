@@ -87,8 +87,8 @@ def task(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sectio
     found = reading.task(store, number)
     way = sections.way("way", [_ALL])
     if found is None:
-        words = "This task has ended: the records of such tasks are used again. Its last failures are kept."
-        return [way, sections.text("gone", words), *failures.of_task(session, number)]
+        words = "This task has ended: the records of such tasks are used again. Its failures and its log are kept."
+        return [way, sections.text("gone", words), *failures.of_task(session, number), _to_log(number)]
     row = found.row
     pid = row["pid"]
     return [
@@ -122,7 +122,12 @@ def task(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sectio
             )], "No process runs it.",
         ),
         *failures.of_task(session, row["task_id"]),
+        _to_log(row["task_id"]),
     ]  # fmt: skip
+
+
+def _to_log(number: str) -> Section:
+    return sections.links("more", [sections.link("log of this task", "logs", task=number)])
 
 
 def row_of(row: Row) -> tuple[object, ...]:

@@ -3,7 +3,7 @@ import {build} from "./build.js";
 
 const VIEWS = [
   ["overview", "Overview"], ["tasks", "Tasks"], ["failures", "Failures"], ["actors", "Actors"], ["workers", "Workers"],
-  ["memory", "Memory"], ["timeline", "Timeline"], ["nodes", "Nodes"],
+  ["memory", "Memory"], ["timeline", "Timeline"], ["logs", "Logs"], ["nodes", "Nodes"],
 ];
 const TITLES = {rows: "Tasks", task: "Task", failure: "Failure", actor: "Actor", process: "Process"};
 const PARENTS = {rows: "tasks", task: "tasks", failure: "failures", actor: "actors", process: "workers"};
@@ -12,6 +12,7 @@ const place = document.getElementById("page");
 const banner = document.getElementById("banner");
 let running = null;  // aborts the stream that is followed now
 let session = "";
+let shown = {sections: new Map(), order: []};  // of the stream that is followed
 
 // The key lives in this origin's storage: other ports of this host cannot read it, as they could a cookie.
 const given = document.querySelector("meta[name=fastrt-key]").content;
@@ -83,6 +84,7 @@ async function read(body, signal) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   const sections = new Map();  // a stream begins with all sections
+  shown = {sections, order: []};
   while (!signal.aborted) {
     const {value, done} = await reader.read();
     if (done) return;
@@ -94,7 +96,18 @@ async function read(body, signal) {
   }
 }
 
+// A log that a user has scrolled back stays as it is until it is scrolled to its end again.
+function isHeld(element) {
+  const area = element.querySelector("[data-follow]");
+  return area !== null && !isAtEnd(area);
+}
+
+function isAtEnd(area) {
+  return area.scrollHeight - area.scrollTop - area.clientHeight < 4;
+}
+
 function show(news, sections) {
+  shown.order = news.order;
   for (const section of news.set) sections.set(section.id, section);
   place.removeAttribute("aria-busy");
   const head = sections.get("head");
@@ -108,11 +121,15 @@ function show(news, sections) {
     if (!element || changed.has(id)) {
       const fresh = build(sections.get(id), address);
       fresh.dataset.id = id;
-      if (element && element.dataset.kind === fresh.dataset.kind) morph(element, fresh);
+      if (element && isHeld(element)) element.classList.add("held");
+      else if (element && element.dataset.kind === fresh.dataset.kind) morph(element, fresh);
       else { element?.remove(); element = fresh; }
     }
     const next = last ? last.nextElementSibling : place.firstElementChild;
-    if (next !== element) place.insertBefore(element, next);
+    if (next !== element) {
+      place.insertBefore(element, next);
+      for (const area of element.querySelectorAll("[data-follow]")) area.scrollTop = area.scrollHeight;
+    }
     last = element;
   }
   for (const element of [...place.children]) if (!news.order.includes(element.dataset.id)) element.remove();
@@ -126,11 +143,11 @@ function morph(from, to) {
   for (const {name} of [...from.attributes]) if (name !== "style" && !to.hasAttribute(name)) from.removeAttribute(name);
   for (const {name, value} of to.attributes) if (name !== "style" && from.getAttribute(name) !== value) from.setAttribute(name, value);
   if (from.style && to.style.width !== from.style.width) from.style.width = to.style.width;  // no style attribute: the policy forbids it
-  const atEnd = from.scrollHeight - from.scrollTop - from.clientHeight < 4;
+  const atEnd = from.matches("[data-follow]") && isAtEnd(from);
   const mine = [...from.childNodes], theirs = [...to.childNodes];
   theirs.forEach((child, k) => k < mine.length ? morph(mine[k], child) : from.append(child));
   mine.slice(theirs.length).forEach(child => child.remove());
-  if (from.matches("pre") && atEnd) from.scrollTop = from.scrollHeight;
+  if (atEnd) from.scrollTop = from.scrollHeight;
 }
 
 function showHead(head) {
@@ -208,6 +225,13 @@ document.addEventListener("keydown", event => {
   const number = "1234567890".indexOf(event.key);
   if (number >= 0 && VIEWS[number]) location.hash = VIEWS[number][0];
 });
+
+document.addEventListener("scroll", event => {
+  const element = event.target.closest?.(".held");
+  if (!element || isHeld(element)) return;
+  element.classList.remove("held");
+  if (shown.sections.has(element.dataset.id)) show({order: shown.order, set: [shown.sections.get(element.dataset.id)]}, shown.sections);
+}, true);
 
 document.addEventListener("visibilitychange", () => document.hidden ? running?.abort() : open());
 window.addEventListener("hashchange", () => { say(""); open(); document.getElementById("main").focus({preventScroll: true}); });

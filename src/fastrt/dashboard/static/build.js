@@ -20,6 +20,7 @@ export function write(value, kind) {
     return unit ? `${(value / unit[0]).toLocaleString("en", {maximumFractionDigits: 1})} ${unit[1]}` : `${value} B`;
   }
   if (kind === "seconds") return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (kind === "clock") return `${new Date(value * 1000).toTimeString().slice(0, 8)}.${String(Math.floor(value * 1000) % 1000).padStart(3, "0")}`;
   if (kind === "time") {
     const at = new Date(value * 1000);
     return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString();
@@ -43,6 +44,14 @@ const KINDS = {
 
   lines: section => make("section", {}, make("h2", {}, section.title),
     section.text ? make("pre", {tabindex: "0", role: "region", "aria-label": section.title}, section.text) : make("p", {class: "empty"}, section.empty)),
+
+  log: (section, address) => make("section", {class: "log"}, make("h2", {}, section.title),
+    section.lines.length ? make("div", {class: "printed", tabindex: "0", role: "region", "aria-label": section.title, "data-follow": section.follows},
+      ...section.lines.map(([time, isError, name, pid, task, text]) => make("p", {class: isError ? "line err" : "line"},
+        make("time", {}, write(time, "clock")), make("span", {class: "who"}, name ? make(task ? "a" : "span", task ? {href: address("logs", {...section.args, task})} : {}, name) : "",
+          pid ? ` ${pid}` : ""), make("span", {class: "what"}, text)))) : make("p", {class: "empty"}, section.empty),
+    section.follows ? make("p", {class: "paused"}, "Paused. Scroll to the end to go on.") : null,
+    section.next ? make("p", {}, to(section.next, address)) : null),
 
   way: (section, address) => make("p", {class: "way"}, ...section.steps.flatMap((step, k) => k ? [" \u203a ", to(step, address)] : [to(step, address)])),
 
