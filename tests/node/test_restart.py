@@ -152,3 +152,36 @@ def test_daemon_that_dies_too_often_is_given_up_with_a_clear_error(kill_daemon, 
     wait_until(lambda: not fastrt.is_initialized(), "the end of the session")
     with pytest.raises(fastrt.FastrtError, match="daemon died"):
         fastrt.get(ref)
+
+
+@fastrt.remote(resources={"license": 1})
+class Licensed:
+    def ready(self) -> bool:
+        return True
+
+
+def test_actor_whose_process_is_on_its_way_keeps_its_resources(wait_until):
+    with fastrt.init(num_workers=2, object_store_memory=32 << 20, resources={"license": 1}) as runtime:
+        zygote = psutil.Process(runtime._processes.zygote.pid)
+        zygote.suspend()  # the order to fork waits in its socket
+        first = Licensed.remote()
+        wait_until(lambda: "license" not in fastrt.available_resources(), "the daemon to order the process")
+        old = daemon_pid(runtime)
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: daemon_pid(runtime) not in (old, 0), "another daemon")
+        second = Licensed.remote()
+        zygote.resume()
+        assert fastrt.get(first.ready.remote(), timeout=30)
+        assert "license" not in fastrt.available_resources()
+        late = second.ready.remote()
+        assert fastrt.wait([late], timeout=0.2)[0] == []
+        fastrt.kill(first)
+        assert fastrt.get(late, timeout=30)
+
+
+def test_requested_resources_are_known_to_the_next_daemon(kill_daemon):
+    from fastrt.ray.autoscaler.sdk import request_resources
+
+    request_resources(num_cpus=2, bundles=[{"GPU": 0.5}])
+    kill_daemon()
+    assert fastrt.waiting_demand()["requested"] == [{"CPU": 2.0}, {"GPU": 0.5}]

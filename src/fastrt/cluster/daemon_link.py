@@ -16,7 +16,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import actors, admission
 from fastrt.cluster.views import Change
-from fastrt.node.admission import free_of
+from fastrt.node.amounts import free_of
 from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
 from fastrt.store.messages import (

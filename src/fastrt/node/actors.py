@@ -59,6 +59,7 @@ class Actors:
         fork: orders a process for the actor with that index.
         may_start: whether the resources of an actor are reserved for it here; the last argument says whether it is a
             restart.
+        has_process: called with the index of each actor for which a process was forked.
         ended: called with the index of each actor that has ended.
         waiting: generations by index of the actors that may not start yet, as `may_start` has decided.
         say: prints a line at the drivers.
@@ -69,6 +70,7 @@ class Actors:
         store: Store,
         fork: Callable[[int], None],
         may_start: Callable[[int, dict[str, Any], bool], bool],
+        has_process: Callable[[int], None],
         ended: Callable[[int], None],
         waiting: dict[int, int],
         say: Callable[[str], None],
@@ -76,6 +78,7 @@ class Actors:
         self._store = store
         self._client = store.client
         self._fork, self._may_start, self._report_end, self._waiting = fork, may_start, ended, waiting
+        self._report_process = has_process
         self._say = say
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._actor_of: dict[int, int] = {}  # by pid
@@ -95,6 +98,7 @@ class Actors:
         self._actor_of[pid] = actor
         if has_joined:
             self._starting.discard(actor)
+        self._report_process(actor)
 
     def refused(self, actor: int, why: str) -> None:
         """Count a process that the zygote could not fork."""

@@ -7,21 +7,25 @@ then. All state here is a cache: a daemon that replaces a dead one rebuilds it f
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory import arena
-from fastrt._core.memory.clients import KIND_WORKER, Client, table
+from fastrt._core.memory.clients import KIND_WORKER, table
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, admission, tally
 from fastrt._core.tasks import tasks as core
-from fastrt.config import RESOURCE_PARTS, Config
+from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
-from fastrt.net.address import own_address
+from fastrt.folders import read_private, replace_private
+from fastrt.foreign_text import read_object
+from fastrt.node.amounts import free_of
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey, pair_of
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
@@ -47,9 +51,10 @@ from fastrt.store.messages import (
 )
 from fastrt.tasks.actor_handle import kill_in
 from fastrt.tasks.labels import is_selector, labels_of
-from fastrt.tasks.resources import CPU, HEAD, MEMORY, NODE, STORE_MEMORY, Demand, group_of, parts_of
+from fastrt.tasks.resources import CPU, STORE_MEMORY, Demand, device_amounts, group_of
 
 _NAP_S = 1.0
+_REQUESTED = "requested.json"  # in the session's folder
 _DEMANDS_MAX = 1000  # different ones, in one answer
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
@@ -102,14 +107,22 @@ class Admission:
         self._uplink: Link | None = None
         self._reported: Any = None
         self._swept_at = 0.0
+        self._folder = Path(store.socket_path).parent
         self._requested: list[dict[str, int]] = []
         self._closed = False
+        self._is_counting = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._listen, name="fastrt-held", daemon=True)
         self._thread.start()
 
-    def take_over(self) -> None:
-        """Rebuild the state from the records: an earlier daemon has admitted these tasks and actors."""
+    def take_over(self, is_counting: bool) -> None:
+        """Rebuild the state from the records: an earlier daemon has admitted these tasks and actors.
+
+        Args:
+            is_counting: the zygote has not named its processes yet: `on_process` comes for those of actors, then
+                `on_all_processes`; until then nothing is placed.
+        """
+        self._is_counting = is_counting
         for index, id_ in admission.take_over(self._client):
             task = TaskKey(index, id_)
             demand = self._demand(task)
@@ -131,6 +144,22 @@ class Admission:
                 wanted.append((actor, info))
         for actor, info in wanted:  # now: the first request may ask for all groups
             self.may_start(actor, info)
+        with contextlib.suppress(FileNotFoundError):
+            about = read_object(read_private(self._folder, _REQUESTED), _REQUESTED, {"bundles": list}, own=True)
+            self._requested = about["bundles"]
+
+    def on_process(self, actor: int) -> None:
+        """Take the process of an actor: its resources are in use, also if an earlier daemon has ordered it."""
+        info = actors.info(self._client, actor)
+        demand = self._demand_of_actor(info)
+        # A process that needs devices and was ordered by an earlier daemon has lost them: it ends.
+        if info["state"] in (actors.WANTED, actors.STARTING, actors.LIVE) and not device_amounts(demand.amounts):
+            self.placing.found(_key_of(actor, info["gen"], info), demand)
+
+    def on_all_processes(self) -> None:
+        """Begin to place: all processes are known."""
+        self._is_counting = False
+        self.refresh()
 
     def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
         """Whether an actor may get a process here now; if not, it may get it later, or on another node.
@@ -276,6 +305,9 @@ class Admission:
     def on_request(self, link: Link, message: RequestResources) -> None:
         """Take the resources that the cluster should have, for the programs that read the demand."""
         self._requested = message.bundles
+        replace_private(
+            self._folder, _REQUESTED, json.dumps({"bundles": message.bundles}).encode()
+        )  # for the next daemon
         link.send(ResourcesRequested())
 
     def _state(self) -> tuple[dict[str, int], int]:
@@ -289,6 +321,8 @@ class Admission:
 
     def refresh(self) -> None:
         """Read the records of all tasks and actors, and place those that can be placed."""
+        if self._is_counting:
+            return
         now = time.monotonic()
         placing = self.placing
         placed = placing.placed()
@@ -564,29 +598,3 @@ class Admission:
 def _key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
     """The key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
     return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)
-
-
-def resources_of(config: Config, is_head: bool) -> dict[str, int]:
-    """Return the parts of a node's resources by name, with those that each node has under names of Ray."""
-    amounts: dict[str, float] = {CPU: config.num_workers}
-    if config.num_workers:
-        amounts |= {MEMORY: config.memory, STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
-        amounts |= {**({HEAD: 1} if is_head else {}), **config.resources}
-    return dict(parts_of(amounts))
-
-
-def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:
-    """Free amounts of a node, less the CPUs that tasks without demands take.
-
-    Args:
-        client: an attachment to its session.
-        total: all amounts of the node.
-        free: amounts that are not used by tasks with demands.
-        admitted: the number of admitted tasks with demands.
-    """
-    rows = [row for row in table(client.segment) if row["kind"] == KIND_WORKER]
-    busy = sum(row["task"] is not None and not row["blocked"] for row in rows)
-    left = dict(free)
-    if CPU in left:
-        left[CPU] = min(left[CPU], total[CPU]) - max(0, busy - admitted) * RESOURCE_PARTS
-    return {name: max(0, parts) for name, parts in left.items()}

@@ -28,8 +28,9 @@ from fastrt.config import Config
 from fastrt.errors import LockStuck
 from fastrt.folders import private_folder
 from fastrt.node.actors import Actors
-from fastrt.node.admission import Admission, resources_of
+from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
+from fastrt.node.amounts import resources_of
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.kept import KeptObjectTable
 from fastrt.node.leftovers import sweep_sessions
@@ -96,8 +97,7 @@ _AHEAD_BYTES = 64 << 20  # free memory kept ready, so that no put waits for the 
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
 _SWEEP_S = 1.0  # how often unused functions are dropped
-_LAST_WORDS_S = 1.0
-_STILLBORN_MAX = 5
+_LAST_WORDS_S, _STILLBORN_MAX = 1.0, 5
 _WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker exits after 1 s
 _LATE_S = 0.5  # an actor's process exits when its time is over; the daemon waits a little longer
 
@@ -155,7 +155,7 @@ class Daemon:
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(
-            self._store(), self._fork, self._admission.may_start, self._on_actor_ended,
+            self._store(), self._fork, self._admission.may_start, self._admission.on_process, self._on_actor_ended,
             self._admission.placing.waiting_actors, self._output.log,
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
@@ -246,7 +246,7 @@ class Daemon:
         """The method for each report of the zygote; `Pool.receive` has brought its counts up to date."""
         return {
             Ready: lambda report, fds: None,
-            ProcessesListed: lambda report, fds: None,
+            ProcessesListed: lambda report, fds: self._admission.on_all_processes(),
             Forked: self._on_forked,
             ForkFailed: self._on_fork_failed,
             Process: self._on_process,
@@ -270,7 +270,7 @@ class Daemon:
             if row["blocked"] and not self._pool.zygote_is_new:
                 self._pool.blocked.add(pid)
         self._janitor.wake_all()
-        self._admission.take_over()
+        self._admission.take_over(self._pool.counting)
 
     def run(self, starter: socket.socket) -> None:
         """Serve until the last driver has left, or until the process at `starter` dies before one has joined."""

@@ -271,7 +271,7 @@ class RequestResources(Message):
 
 
 class ResourcesRequested(Message):
-    """The daemon has the request, until it ends or gets another."""
+    """The session has the request, until it ends or gets another."""
 
 
 class FindActor(Message):
