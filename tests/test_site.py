@@ -157,7 +157,7 @@ def test_flowchart_is_drawn_with_all_its_words_and_without_overlaps(page):
 def test_state_diagram_becomes_a_table_of_its_moves():
     diagrams = load("diagrams")
     texts = diagrams_of("state_machines.md")
-    assert len(texts) == 13
+    assert len(texts) == 14
     for text in texts:
         moves = [line for line in text.splitlines() if "-->" in line and "[*]" not in line]
         table = diagrams.as_html(text)

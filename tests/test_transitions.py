@@ -7,6 +7,7 @@ import pytest
 
 from fastrt.cluster.borrowing import EXPORT, IMPORT
 from fastrt.cluster.claims import ABSENT
+from fastrt.cluster.leaving import LEAVING
 from fastrt.cluster.ledger import ACCEPTED, FORWARDED
 from fastrt.coordination.barriers import BARRIER
 from fastrt.coordination.legacy_runtime import SESSION
@@ -32,6 +33,7 @@ MACHINES = {
     "Nodes: exported object": EXPORT,
     "Nodes: imported object": IMPORT,
     "Nodes: absent node": ABSENT,
+    "Nodes: leaving node": LEAVING,
 }
 DOOR = Transitions("door", {"OPEN": {"shut": "SHUT"}, "SHUT": {"open": "OPEN", "lock": "LOCKED"}, "LOCKED": {}})
 

@@ -110,3 +110,64 @@ def test_job_whose_nodes_do_not_come_ends_in_time_and_names_them(command, progra
     code, out, err = command.run(*words, "--timeout", "0.1", program("print('never')"))
     assert (code, out) == (1, ""), err
     assert "1 of 2 nodes came in 0.1 s (--timeout):\n  rank 1: has not connected" in err
+
+
+THERE = """
+import fastrt, os, signal, sys, threading
+
+@fastrt.remote(max_retries=0, resources={"there": 1})
+def work(path):
+    open(path, "w").close()
+    threading.Event().wait(1)
+    return bytes(1 << 20)
+
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *about: asked.set())
+"""
+LEAVES = """
+with fastrt.init():
+    ref = work.remote(sys.argv[1])
+    while len(fastrt.nodes()) == 2:
+        threading.Event().wait(0.01)
+    print(len(fastrt.get(ref)), len(fastrt.nodes()))
+"""
+STAYS = """
+with fastrt.init():
+    open(sys.argv[1], "w").close()
+    asked.wait()
+    threading.Event().wait(1)
+    print(len(fastrt.get(work.remote(sys.argv[1]))))
+"""
+
+
+def two_ranks(command, program, text, path):
+    words = ("--size", "2", "--head", "127.0.0.1", "--job", "leaves", "--num-workers", "1")
+    first = command.start("--rank", "0", *words, program(THERE + text), str(path))
+    other = command.start("--rank", "1", *words, "--resources", '{"there": 1}', program(THERE + text))
+    return first, other
+
+
+def test_rank_that_gets_sigterm_leaves_once_its_task_has_ended_and_its_value_is_moved(
+    command, program, tmp_path, wait_until
+):
+    path = tmp_path / "begun"
+    first, other = two_ranks(command, program, LEAVES, path)
+    wait_until(path.exists, "the task to begin", 30)
+    other.terminate()
+    _, err = other.communicate(timeout=20)
+    assert other.returncode == 0, err
+    assert "got SIGTERM: it leaves in 30 s at most (--grace)" in err
+    out, err = first.communicate(timeout=30)
+    assert (first.returncode, out) == (0, f"{1 << 20} 1\n"), err
+
+
+def test_nodes_of_a_job_that_gets_sigterm_stay_for_its_program(command, program, tmp_path, wait_until):
+    path = tmp_path / "up"
+    first, other = two_ranks(command, program, STAYS, path)
+    wait_until(path.exists, "the program to begin", 30)
+    other.terminate()
+    first.terminate()
+    out, err = first.communicate(timeout=30)
+    assert (first.returncode, out) == (0, f"{1 << 20}\n"), err
+    _, err = other.communicate(timeout=20)
+    assert other.returncode == 0, err

@@ -61,10 +61,20 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--metrics-host", default="127.0.0.1", show_default=True, help="Where; elsewhere than on loopback under TLS.")
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for the state of both.")
 @_option("--accept-loss", is_flag=True, help="Recover the readable part of a damaged state directory.")
+@_option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds after SIGTERM until the node leaves at the latest.",
+)
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
 def start(context: click.Context, /, **given: Any) -> None:
     """Run a node of a cluster, until SIGTERM or Ctrl-C.
+
+    After SIGTERM the node leaves in order: it gets no more work, and ends once no other node needs it, or --grace is
+    over. A second SIGTERM and Ctrl-C end it at once. The head's node always ends at once.
 
     One node is the head: `fastrt start --head`. The others join it: `fastrt start --address HOST:PORT`. Programs on
     the machine of any node use the cluster by `fastrt.init(address="HOST:PORT")`.
@@ -164,6 +174,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         job=job_settings(given),
         state_dir=given["state_dir"],
         accept_loss=given["accept_loss"],
+        grace_s=given["grace"],
     )
 
 
@@ -182,8 +193,8 @@ def _run(options: NodeOptions) -> None:
     from fastrt.runtime.node_service import Node
 
     with Node(options) as node:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda signum, frame: node.stop())
+        signal.signal(signal.SIGTERM, lambda signum, frame: node.leave())
+        signal.signal(signal.SIGINT, lambda signum, frame: node.stop())
         click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {options.config.num_workers} workers")
         if options.head is None:
             click.echo(f"join it:      fastrt start --address {node.head} --token-file {node.token_file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from fastrt.cli.look import runtime_folder
 if TYPE_CHECKING:
     from fastrt.runtime.nodefile import NodeFile
 
-_END_S = 15.0
+_END_S = 15.0  # for the processes of a node
 _STEP_S = 0.05
 _SESSION_MIN = 4  # characters of a session's name; fewer could match by chance
 
@@ -21,12 +22,16 @@ _SESSION_MIN = 4  # characters of a session's name; fewer could match by chance
 @click.command(short_help="End this user's nodes on this machine.")
 @click.argument("which", required=False, metavar="[ADDRESS|NAME]")
 @click.option("--all", "every", is_flag=True, help="End the nodes of all clusters without asking.")
-def stop(which: str | None, every: bool) -> None:
+@click.option("--now", is_flag=True, help="Do not wait until no other node needs them.")
+def stop(which: str | None, every: bool, now: bool) -> None:
     """End this user's nodes on this machine that `fastrt start` runs.
 
     ADDRESS is the address of a cluster's head: all nodes of the cluster on this machine end. NAME is the name of a
     node, or the beginning of its session's name (see fastrt status): this node ends. Without either, the nodes of the
     only cluster end; if nodes of several clusters run, the command asks, or, without a terminal, ends none.
+
+    A node leaves in order: it gets no more work, and ends once no other node needs it, or its grace (`fastrt start
+    --grace`) is over. A node whose head ends, too, ends at once.
 
     \f
     Raises:
@@ -41,7 +46,7 @@ def stop(which: str | None, every: bool) -> None:
         nodes = _named(nodes, which)
     if not every and len({node.head for node in nodes}) > 1:
         _ask(nodes, which)
-    _end(nodes)
+    _end(nodes, now)
     click.echo(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ended" if nodes else "no node runs here")
 
 
@@ -75,12 +80,16 @@ def _listed(nodes: list[NodeFile]) -> str:
     return "\n".join(lines)
 
 
-def _end(nodes: list[NodeFile]) -> None:
+def _end(nodes: list[NodeFile], now: bool) -> None:
+    heads = {node.head for node in nodes if node.is_head}
+    grace_s = 0.0
     for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
-        node.terminate()
-    until = time.monotonic() + _END_S
+        leaves = not node.is_head and not now and node.head not in heads
+        node.terminate(signal.SIGTERM if leaves or node.is_head else signal.SIGINT)
+        grace_s = max(grace_s, node.grace_s if leaves else 0.0)
+    until = time.monotonic() + grace_s + _END_S
     while any(node.is_alive for node in nodes):
         if time.monotonic() > until:
             alive = ", ".join(str(node.pid) for node in nodes if node.is_alive)
-            raise click.ClickException(f"after {_END_S:.0f} s these processes still run: {alive}")
+            raise click.ClickException(f"after {grace_s + _END_S:.0f} s these processes still run: {alive}")
         time.sleep(_STEP_S)

@@ -116,19 +116,24 @@ class Mirror:
         generator_relay.add_to(self._exchange.client, self.ref, ref)
         self._close_if_whole()
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether all items are here."""
+        return self.items.count == self._most
+
     def on_over(self, items: int) -> None:
         """Handle the peer's report of the total number of items."""
         self._most = items
         self._close_if_whole()
 
     def _close_if_whole(self) -> None:
-        if self.items.count == self._most:
+        if self.is_closed:
             self._exchange.waiter.drop(self)
             generator_relay.close(self._exchange.client, self.ref)
 
     def lose(self, lost: str) -> None:
         """End the stream with an error, because the peer is lost."""
-        if self.items.count != self._most:
+        if not self.is_closed:
             error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
             generator_relay.add_to(
                 self._exchange.client, self.ref, self._exchange.store.put_serialized(error, error=True)
@@ -191,6 +196,11 @@ class Streams:
         else:
             self._exchange.traffic.receive(message, contains, -message.objref, put)
         return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether this node has no generator of the peer that may still get items."""
+        return all(mirror.is_closed for mirror in self._mirrors.values())
 
     def on_over(self, message: Any) -> None:
         """Handle the end of a stream of the peer."""

@@ -31,10 +31,11 @@ _Fallen, _Gone = (_SET.message(f"fastrt.node.{name}") for name in ("Fallen", "Go
 
 @dataclass
 class HostedActor:
-    """An actor of the peer that this node hosts: its object and its record."""
+    """An actor of the peer that this node hosts: its object, its record, and whether it is a bundle."""
 
     ref: ObjectRef
     actor: int
+    is_bare: bool = False
 
 
 class HostedActors:
@@ -78,7 +79,7 @@ class HostedActors:
         assert actor is not None
         if message.HasField("ref"):
             references.adopt(message.ref, ref)
-        self._actors[message.hosted] = HostedActor(ref, actor)
+        self._actors[message.hosted] = HostedActor(ref, actor, message.bare)
         self._notify_daemon()
 
     def on_call(self, message: Any) -> None:
@@ -147,6 +148,11 @@ class HostedActors:
     def is_empty(self) -> bool:
         """Return whether this node hosts no actor of the peer."""
         return not self._actors
+
+    @property
+    def has_processes(self) -> bool:
+        """Return whether this node hosts actors of the peer, without bundles of placement groups."""
+        return not all(hosted.is_bare for hosted in self._actors.values())
 
     def report_ended(self) -> None:
         """Report the hosted actors whose processes have ended to the peer."""

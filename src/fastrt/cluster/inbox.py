@@ -242,6 +242,10 @@ class Arrivals:
             waiting.objref = 0
         self.admit()
 
+    def is_fetching(self, number: int) -> bool:
+        """Return whether the fetch of a remote value has begun."""
+        return number in self._offered or -number in self._arriving
+
     def cancel(self, number: int) -> None:
         """Stop fetching a remote value."""
         self._offered.pop(number, None)

@@ -26,7 +26,7 @@ TAKEN_BACK = "TAKEN_BACK"  # this node ends it, or runs it elsewhere
 # States of a task or call of the peer that runs here.
 RUNNING = "RUNNING"
 ANSWERED = "ANSWERED"  # the peer has all its results
-RETURNED = "RETURNED"  # without a result: its actor's process has ended
+RETURNED = "RETURNED"  # without a result: its actor's process has ended, or this node leaves and has not begun it
 
 FORWARDED = Transitions[str](
     "forwarded task",
@@ -174,6 +174,15 @@ class Ledger:
         """Return all tasks and calls of the peer on this node."""
         return list(self._in.values())
 
+    def returnable(self) -> list[tuple[int, AcceptedTask]]:
+        """Return the tasks of the peer on this node, without calls, with their numbers."""
+        return [(number, accepted) for number, accepted in self._in.items() if not accepted.is_call]
+
+    @property
+    def has_sent(self) -> bool:
+        """Return whether the peer has tasks or calls of this node."""
+        return bool(self._out)
+
     def awaited(self) -> set[int]:
         """Return the numbers of the results that the peer waits for: only this process may hold them until it has them.
 
@@ -193,7 +202,7 @@ class Ledger:
         return accepted.left == 0
 
     def give_back(self, number: int) -> None:
-        """Remove an accepted call that is returned without a result."""
+        """Remove an accepted call or task that is returned without a result."""
         accepted = self._in.pop(number)
         ACCEPTED.move(accepted, "return", number)
         self.accepted -= not accepted.is_call

@@ -46,9 +46,14 @@ class Peer:
         return self.exchange is not None and bool(self.exchange.node) and self.exchange.idle.is_open
 
     @property
+    def leaves(self) -> bool:
+        """Return whether it leaves the cluster, and takes no more work."""
+        return self.exchange is not None and bool(self.exchange.leaves.asked)
+
+    @property
     def room(self) -> int:
         """Return how many more tasks should be forwarded to it now."""
-        if self.exchange is None or not self.is_open:
+        if self.exchange is None or not self.is_open or self.leaves:
             return 0
         most = int(self.target)
         return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.forwarded)

@@ -19,6 +19,7 @@ from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import HostedActor, HostedActors
 from fastrt.cluster.idle import Idle
+from fastrt.cluster.leaving import PeerLeaves
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
@@ -38,8 +39,9 @@ from fastrt.tasks.options import RETRIES_FOREVER, carried, retries_left
 from fastrt.tasks.resources import Demand, export
 
 _SET = message_set("node")
-_Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
-    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
+_Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel, _Fallen = (
+    _SET.message(f"fastrt.node.{name}")
+    for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel", "Fallen")
 )
 _HOPS_MAX = 255  # what a task's record can hold
 
@@ -60,6 +62,7 @@ class Exchange:
         functions: the functions that the two nodes have sent each other.
         questions: what tools of one node ask the other.
         idle: whether both sides agree to close the stream.
+        leaves: whether the peer leaves the cluster, and what the two nodes have said about it.
 
     Args:
         store: this process's attachment.
@@ -92,6 +95,7 @@ class Exchange:
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = self._peer_leaves = False
         self.idle = Idle()
+        self.leaves = PeerLeaves()
         self.remote_actors = RemoteActors(self, store)
         self.hosted_actors = HostedActors(self, store)
         self.flows = Flows(self, store)
@@ -179,10 +183,25 @@ class Exchange:
 
     def _on_fallen(self, message: Any) -> None:
         sent = self.ledger.take(message.task)
-        if sent is not None and sent.remote is not None:
-            self.flows.drop(message.task)
-            self.traffic.arrivals.drop(sent.task)
+        if sent is None:
+            return
+        self.flows.drop(message.task)
+        self.traffic.arrivals.drop(sent.task)
+        if sent.remote is None:
+            self._queue_again(sent.task, message.attempts)
+        else:
             self.remote_actors.on_fallen(sent.remote, message.task, sent.task, message.attempts)
+
+    def _queue_again(self, task: int, attempts: int) -> None:
+        """Queue a task that the peer has returned before it began its next attempt; `attempts` have ended there."""
+        for _ in range(attempts - 1):  # the first one is counted here
+            submission.again(self._client, task)
+        if (core.retry if attempts else core.give_back)(self._client, task):
+            return
+        if core.cancelled(self._client, task):
+            self.end(task, TaskCancelledError("the task was cancelled"))
+        else:
+            self.end(task, WorkerCrashedError(f"a task was given up after {attempts} attempts on node {self.name}"))
 
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
@@ -282,6 +301,29 @@ class Exchange:
             self._budget.ended(self, number)
             self.out.add("ended", number)
 
+    def return_waiting(self) -> None:
+        """Return the peer's tasks that no worker has begun to the peer, because this node leaves."""
+        for number, accepted in self.ledger.returnable():
+            what, task, _ = core.cancel(self._client, accepted.results[0], spares_begun=True)
+            if what != "ending":
+                continue
+            self.ledger.give_back(number)
+            self._budget.ended(self, number)
+            self.out.add("fallen", _Fallen(task=number, attempts=core.info(self._client, task)["attempts"]))
+            self.end(task, TaskCancelledError("its node leaves the cluster, and another one runs it"))
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Return whether neither node works for the other, and all messages to the peer are sent."""
+        return self.ledger.is_empty and self.out.is_empty and not self.hosted_actors.has_processes
+
+    def let_go(self) -> bool:
+        """Have what this node needs of the peer, which leaves, moved elsewhere; return whether nothing is left."""
+        is_free = self.remote_actors.move()
+        is_free &= self.traffic.remote.move(self)
+        waits = any(self.traffic.remote.is_used(one.ref) for _, one in self.references.unfinished())
+        return is_free and not waits and not self.ledger.has_sent and self.streams.is_empty
+
     def _on_cancel(self, message: Any) -> None:
         accepted = self.ledger.find_accepted(message.task)
         ref = self.references.exported_ref(message.objref) if accepted is None else accepted.results[0]
@@ -372,6 +414,7 @@ class Exchange:
                     handle(message)
                 except ObjectStoreFullError as exc:
                     self._reject(message, exc)
+        self.leaves.hear(frame.leaves, frame.needless)  # about all that has come before
 
     def _reject(self, message: Any, error: ObjectStoreFullError) -> None:
         """Answer a message that the store has no room for.

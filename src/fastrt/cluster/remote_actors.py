@@ -50,6 +50,8 @@ class RemoteActor:
         returned: calls that its process on the peer did not finish, and how often each had begun.
         gone: the peer's report that this process has ended; None: it has not.
         mailbox: set while this process takes its calls.
+        is_bare: it is a bundle of a placement group, without a process.
+        moves: the peer has the order to end it, so that another node runs it.
     """
 
     actor: int
@@ -59,6 +61,8 @@ class RemoteActor:
     returned: list[tuple[int, int]] = field(default_factory=list)
     gone: Any = None
     mailbox: Mailbox | None = None
+    is_bare: bool = False
+    moves: bool = False
 
 
 class Mailbox:
@@ -123,8 +127,31 @@ class RemoteActors:
         if not info["max_restarts"]:  # otherwise handles on the peer must find it on any node that runs it next
             message.ref.CopyFrom(self._exchange.references.name(ref))
         self._exchange.out.add("actor", message, len(bare) + len(demand) + 128)
-        self._placed[self._numbers] = self._follow(actor, plan.name, _Whose(hosted=self._numbers))
+        remote = self._placed[self._numbers] = self._follow(actor, plan.name, _Whose(hosted=self._numbers))
+        remote.is_bare = info["bare"]
         actors.carried(self._client, actor)
+
+    def move(self) -> bool:
+        """Move the actors that may be restarted away from the peer, which leaves.
+
+        The calls that have begun end first. Later ones wait for the next process. Bundles go with the peer.
+
+        Returns:
+            Whether no actor is left there.
+        """
+        left = [remote for remote in self._by_record.values() if not remote.is_bare]
+        for remote in left:
+            info = actors.info(self._client, remote.actor)
+            may_restart = info["max_restarts"] < 0 or info["restarts"] < info["max_restarts"]
+            if not remote.target.hosted or remote.moves or info["ended"] or not may_restart:
+                continue
+            self._close_mailbox(remote)
+            if not remote.sent:
+                remote.moves = True
+                target = _Whose(gentle=True, reason="its node leaves the cluster")
+                target.MergeFrom(remote.target)
+                self._exchange.out.add("kill", target)
+        return not left
 
     def on_gone(self, message: Any) -> None:
         """Handle the end of the process of an actor that this node owns."""

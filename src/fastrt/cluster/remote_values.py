@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
     from fastrt.cluster.references import StandIn
 
+_MOVES_MAX = 16  # values that are fetched at once from a node that leaves
 _NO_SOURCE = "an object of another node is lost: the process that knew where its value is was killed"
 
 
@@ -224,6 +225,28 @@ class RemoteValues:
         if source is not None and remote.is_missing(self._client, source.ref):
             source.exchange.traffic.arrivals.fetch(source, is_urgent)
 
+    def move(self, exchange: Exchange) -> bool:
+        """Make the used values that a peer keeps ordinary ones of this node, because the peer leaves.
+
+        They are fetched a few at a time. A value that is fetched is not fetched again, so this is called until it
+        returns True.
+
+        Returns:
+            Whether none is left.
+        """
+        there = [one for one in self._sources.values() if one.exchange is exchange and self.is_used(one.ref)]
+        arrivals, fetching = exchange.traffic.arrivals, 0
+        for source in there:
+            source.is_wanted = True
+            if arrivals.is_fetching(source.number):  # `detach` would wait for the end
+                fetching += 1
+            elif not remote.is_missing(self._client, source.ref) and remote.detach(self._client, source.ref):
+                self.forget(source.ref.objref)
+            elif fetching < _MOVES_MAX:
+                fetching += 1
+                self.fetch(source.ref.objref)
+        return not there
+
     def fetch_ahead(self, tasks_most: int) -> None:
         """Begin to fetch arguments of the next tasks in this node's queue, before a worker is free."""
         used, _, most = arena.room(self._client)
@@ -279,7 +302,7 @@ class RemoteValues:
         if absent is None:
             return []
         for number, values in list(absent.values.items()):
-            used = [one for one in values if one.ref.objref in self._lost or self._is_used(one.ref)]
+            used = [one for one in values if one.ref.objref in self._lost or self.is_used(one.ref)]
             for one in values:
                 if one.standin is not None and one not in used:
                     self._drop(one.standin, number)
@@ -291,7 +314,8 @@ class RemoteValues:
             self._is_claimed(node)
         return list(absent.values)
 
-    def _is_used(self, ref: ObjectRef) -> bool:
+    def is_used(self, ref: ObjectRef) -> bool:
+        """Return whether anything but this process uses an object."""
         about = handles.describe(self._client, ref)
         return about["refs"] != [self._client.index] or about["counted"] > 0 or self.is_named(ref.objref)
 
@@ -299,7 +323,7 @@ class RemoteValues:
         """Forget unused values that share another one's source; return the objects whose sources are shared."""
         shared = [source for source in self._sources.values() if source.same_as is not None]
         for source in shared:
-            if not self._is_used(source.ref):
+            if not self.is_used(source.ref):
                 self.forget(source.ref.objref)
         return {source.same_as.objref for source in self._sources.values() if source.same_as is not None}
 
@@ -497,6 +521,11 @@ class Kept:
         self._objects.pop(node, None)
         for objref in held:
             self.on_drop(node, objref)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no objects are held."""
+        return not self._objects
 
     def tend(self, members: Collection[str] | None) -> None:
         """Drop objects that were not claimed in time, or whose node has left; None: the members are not known."""

@@ -24,10 +24,12 @@ from fastrt._core.tasks import admission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.daemon_link import Orders
+from fastrt.cluster.departure import LOOK_S, Departure
 from fastrt.cluster.head_link import HeadLink
 from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.load import Claims, LoadWatch
+from fastrt.cluster.output import OutputOfTasks
 from fastrt.cluster.peer import Peer, nearest, to_call
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
@@ -51,7 +53,6 @@ from fastrt.versions import own_versions
 
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
-_Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _TIDY_S = 1.0
@@ -62,8 +63,6 @@ _LOOKING_S = 2.0  # so long after that it is sent the load of the others more of
 _AGAIN_S = 0.5  # before another attempt to connect to a node
 _HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
-_OUTPUT_BYTES_MAX = 1 << 20  # queued for one node
-_OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
 _END_S = 2.0  # for streams to end in order
 
 
@@ -101,6 +100,7 @@ class Uplink:
         self._idle_s: float = settings["peer_idle_s"]
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
+        self._departure = Departure(self._client, self._exchanges, self._tables.kept)
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
@@ -116,10 +116,11 @@ class Uplink:
         self._claims = Claims(self._client, self._forward_all)
         self._reasons = Reasons(access.identity)
         self._head = HeadLink(settings["head"], access, self._report, self._reasons, self._on_change)
+        self._output = OutputOfTasks(settings["name"], self._peers, self._call_soon, daemon)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
             messages.ActorEnded: lambda message: self._news.set(),
-            messages.TaskOutput: self._on_output,
+            messages.TaskOutput: self._output.on_output,
             messages.ReadsOutput: self._on_readers,
             messages.KeptObjects: self._on_kept,
             messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
@@ -133,11 +134,12 @@ class Uplink:
         self._desk = Desk(self._reach, read)
 
     async def run(self) -> None:
-        """Serve until SIGTERM comes or the process that started this one ends."""
+        """Serve until SIGTERM comes or the process that started this one ends; at SIGUSR1 leave in order."""
         loop = asyncio.get_running_loop()
         self._tables.remote.adopt()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
+        loop.add_signal_handler(signal.SIGUSR1, self.leave)
         server, address = await streams.serve(
             self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}, self._ended
         )
@@ -225,6 +227,14 @@ class Uplink:
             elif peer is not None and peer.report is not None:
                 self._call_soon(peer)
 
+    def leave(self) -> None:
+        """Leave the cluster as soon as no other node needs this one; no more work comes."""
+        self._departure.leave()
+        self._report.workers = self._report.idle = 0
+        self._head.changed()
+        self._report_free()
+        self._news.set()
+
     # ---- streams to other nodes ----
 
     async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
@@ -258,7 +268,7 @@ class Uplink:
         if exchange.traffic.values is not None:
             exchange.traffic.values.on_keep = lambda ref: self._orders.keep(exchange.node, ref)
             exchange.traffic.values.on_release = lambda objref: self._orders.release(exchange.node, objref)
-        exchange.on_output = self._pass_output_to_drivers
+        exchange.on_output = self._output.pass_to_drivers
         self._desk.serve(exchange)
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
@@ -308,13 +318,14 @@ class Uplink:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
             frame.short = exchange.traffic.arrivals.is_short
             frame.idle = exchange.idle.next_word()
+            frame.leaves, frame.needless = self._departure.asked, exchange.leaves.answered
             await write(frame)
             frame = await exchange.out.next_frame()
 
     def _room_for(self, exchange: Exchange) -> int:
         """Return how many tasks the peer may have on this node at once."""
-        exchange.reported_room = self._pressure.room
-        return exchange.ledger.accepted + self._pressure.room
+        exchange.reported_room = 0 if self._departure.asked else self._pressure.room
+        return exchange.ledger.accepted + exchange.reported_room
 
     def _on_frame(self, exchange: Exchange) -> None:
         peer = self._peers.setdefault(exchange.node, Peer(None, bool(self._workers)))
@@ -340,6 +351,8 @@ class Uplink:
     def _report_free(self) -> None:
         """Update the free resources in the report to the head."""
         total, free = self._orders.total, self._orders.free_now()
+        if self._departure.asked:  # then no node places anything here
+            total, free = {}, {}
         if (total, free) != (dict(self._report.total), dict(self._report.free)):
             for field, parts in ((self._report.total, total), (self._report.free, free)):
                 field.clear()
@@ -350,7 +363,7 @@ class Uplink:
         """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
         for node in self._orders.wanted():
             peer = self._peers.get(node)
-            if peer is None:
+            if peer is None or peer.leaves:
                 self._orders.drop(node)
             elif peer.exchange is not None and peer.is_open:
                 for key in self._orders.take(node):
@@ -366,28 +379,6 @@ class Uplink:
     def _on_readers(self, message: messages.ReadsOutput) -> None:
         self._report.reads_output = message.on
         self._head.changed()
-
-    def _on_output(self, message: messages.TaskOutput) -> None:
-        """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
-        prefix = f"({message.source}, node={self._settings['name']}) "
-        text = "".join(f"{prefix}{line}\n" for line in message.lines)
-        output = _Output(text=text, error=message.is_error, update=message.is_update)
-        for peer in self._peers.values():
-            if (peer.report is not None and peer.report.reads_output) or (peer.exchange and peer.exchange.has_run):
-                peer.output.append(output)
-                self._send_output(peer)
-
-    def _send_output(self, peer: Peer) -> None:
-        if peer.exchange is None:
-            self._call_soon(peer)
-            return
-        while peer.output and peer.is_open and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
-            output = peer.output.popleft()
-            peer.exchange.out.add("output", output, len(output.text))
-
-    def _pass_output_to_drivers(self, message: Any) -> None:
-        text = message.text.encode()[:_OUTPUT_TEXT_MAX].decode("utf-8", "ignore")
-        self._daemon.send(messages.RemoteOutput(text, message.error, message.update))
 
     def _on_find(self, message: messages.SearchActor) -> None:
         asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
@@ -416,6 +407,8 @@ class Uplink:
         while True:
             for exchange in self._exchanges:
                 exchange.hosted_actors.report_ended()
+            if self._departure.look():
+                self._stopping.set()
             if self._store.tell is not None:
                 unread.forward(self._store.tell)
             excess = self._look()
@@ -424,7 +417,7 @@ class Uplink:
             self._tables.remote.fetch_ahead(self._workers)
             for peer in self._peers.values():
                 if peer.output:
-                    self._send_output(peer)
+                    self._output.send(peer)
             now = time.monotonic()
             if now >= tidy_at:
                 self._tidy_s = min(2 * self._tidy_s, _TIDY_S if self._polls() else _QUIET_TIDY_S)
@@ -464,6 +457,8 @@ class Uplink:
 
     def _next_tick(self) -> float:
         """Return how long to sleep if no event comes; the time doubles while the load is constant."""
+        if self._departure.is_active:
+            return LOOK_S
         before, self._load = self._load, self._load_now()
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
@@ -486,7 +481,7 @@ class Uplink:
             self._report.idle,
             self._report.queued,
         ):
-            self._report.idle, self._report.queued = idle, queued
+            self._report.idle, self._report.queued = 0 if self._departure.asked else idle, queued
             self._head.changed()
             self._report_free()
         if not self._workers:

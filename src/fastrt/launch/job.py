@@ -35,6 +35,7 @@ ADDRESS = "FASTRT_ADDRESS"  # where `fastrt.init` in the program finds its node
 _JAX = "jax"  # the door to the coordinator, and its socket
 _TICK_S = 0.05
 _QUIET_TICK_S = 1.0  # once all nodes are there
+_NOTICE_S = 0.5  # for rank 0 to say that the whole job ends
 _START_S = 2.0  # for the start of a node whose job is over
 _STORE_BYTES_MIN = 16 << 20
 _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
@@ -233,7 +234,10 @@ class _Part:
     def node_options(self, config: Config, host: str, head: str | None) -> NodeOptions:
         """Return the options of this process's node at an address of this machine."""
         listen = join_address(host, 0)
-        return NodeOptions(config=config, head=head, listen=listen, host=host, name=self.name, token=self.token)
+        grace_s = self.options.grace_s
+        return NodeOptions(
+            config=config, head=head, listen=listen, host=host, name=self.name, token=self.token, grace_s=grace_s
+        )
 
     def watched(self, node: Node) -> threading.Thread:
         """Start a thread that restarts the node's processes that are killed."""
@@ -328,7 +332,14 @@ class _First(_Part):
         host = self._host if self.place.size > 1 else ""
         with Servers(options.servers, node.socket_path, host, options.timeout_s) as servers:
             env = _environment(node.socket_path, **servers.variables)
-            return Program(options.words, env, self.signals, options.grace_s, self.say).wait(roll.look, _TICK_S)
+            program = Program(options.words, env, self.signals, options.grace_s, self.say)
+
+            def look() -> None:
+                if program.ends_soon:
+                    meeting.end_soon()
+                roll.look()
+
+            return program.wait(look, _TICK_S)
 
 
 class _Roll:
@@ -445,7 +456,7 @@ class _Other(_Part):
                 is_up.set()
                 watching = self.watched(node)
                 try:
-                    self._wait(node, over)
+                    self._wait(node, attendance, watching)
                 finally:
                     node.stop()
                     watching.join()
@@ -493,17 +504,27 @@ class _Other(_Part):
             self.identity, addresses, self.place.rank, self.name, options.patience_s, options.timeout_s, self.say
         )
 
-    def _wait(self, node: Node, over: threading.Event) -> None:
-        """Wait until the job is over, or the grace after SIGTERM; tasks that still run then are retried elsewhere."""
-        until: float | None = None
-        while not over.is_set():
+    def _wait(self, node: Node, attendance: Attendance, watching: threading.Thread) -> None:
+        """Wait until the job is over, or the node has left after SIGTERM, in `grace_s` at the latest.
+
+        When the job gets SIGTERM, all ranks do: then the node stays for the program as long as it may.
+        """
+        since: float | None = None
+        leaves = False
+        while watching.is_alive() and not self.options.over.is_set():
             time.sleep(_TICK_S)
             for number in self.signals.take():
-                if number == signal.SIGTERM and until is None:
-                    until = time.monotonic() + self.options.grace_s
-                    self.say(f"node {self.name} got SIGTERM: it leaves in {self.options.grace_s:g} s (--grace)")
-            if until is not None and time.monotonic() > until:
+                if number == signal.SIGTERM and since is not None:
+                    return
+                if number == signal.SIGTERM:
+                    since = time.monotonic()
+                    self.say(f"node {self.name} got SIGTERM: it leaves in {self.options.grace_s:g} s at most (--grace)")
+            waited = 0.0 if since is None else time.monotonic() - since
+            if waited > self.options.grace_s and (since is not None):
                 return
+            if waited > _NOTICE_S and not leaves and not attendance.ends_soon:
+                leaves = True
+                node.leave()
 
 
 def _wait_for_end(attendance: Attendance, over: threading.Event) -> None:

@@ -2,9 +2,9 @@
 
 Every connection is TLS with certificates of the job's token on both sides, so each side has proved the token before the
 other one reads a byte. The first message of a process is its `Hello`. Rank 0 answers with `where` once its node is up,
-or with the reason why it refuses. After that rank 0 says only that the job is over; the end of the connection says the
-same, so a job ends on all machines however rank 0 ends. A process that names a door in its `Hello` is connected to that
-service of rank 0 instead.
+or with the reason why it refuses. After that rank 0 says only that the job ends soon, by a line, and that it is over,
+by the end of the connection. So a job ends on all machines however rank 0 ends. A process that names a door in its
+`Hello` is connected to that service of rank 0 instead.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class Meeting:
         self._arrivals: dict[int, Arrival] = {}
         self._greetings: dict[_Caller, None] = {}
         self._callers: set[_Caller] = set()
+        self._attending: set[_Caller] = set()  # those that have the answer
+        self._is_ending = False
         self._where: dict[str, Any] | None = None
         self._doors: dict[str, Callable[[], socket.socket]] = {}
         self._closing = False
@@ -114,6 +116,14 @@ class Meeting:
             self._where = dict(where)
             self._doors = dict(doors or {})
             self._lock.notify_all()
+
+    def end_soon(self) -> None:
+        """Say to all processes, once, that the program was asked to end."""
+        with self._lock:
+            callers, self._is_ending = [] if self._is_ending else list(self._attending), True
+        for caller in callers:
+            with contextlib.suppress(OSError):
+                caller.sock.sendall(b"\n")
 
     def arrivals(self) -> dict[int, Arrival]:
         """Return the processes that have come, by rank."""
@@ -179,6 +189,8 @@ class Meeting:
             if where:
                 _send(sock, {**where, "head": join_address(sock.getsockname()[0], where["port"])})
                 sock.settimeout(None)
+                with self._lock:
+                    self._attending.add(caller)
                 while sock.recv(_LINE_MAX):
                     continue
         except (OSError, FastrtError):  # the process has gone, or is none of this job
@@ -187,6 +199,7 @@ class Meeting:
             with self._lock:
                 self._greetings.pop(caller, None)
                 self._callers.discard(caller)
+                self._attending.discard(caller)
                 self._lock.notify_all()
             sock.close()
 
@@ -231,10 +244,12 @@ class Attendance:
         where: rank 0's answer: head (its address), and what `Meeting.open` was given.
         address: of rank 0's meeting.
         host: the address of this machine on the way to rank 0.
+        ends_soon: rank 0 has said that the program was asked to end.
     """
 
     def __init__(self, sock: socket.socket, where: dict[str, Any]) -> None:
         self._sock = sock
+        self.ends_soon = False
         self.where = where
         self.address = join_address(*sock.getpeername()[:2])
         self.host: str = sock.getsockname()[0]
@@ -244,7 +259,7 @@ class Attendance:
         self._sock.settimeout(None)
         with contextlib.suppress(OSError):
             while self._sock.recv(_LINE_MAX):
-                continue
+                self.ends_soon = True
 
     def close(self) -> None:
         """End the connection; `wait` returns."""

@@ -122,6 +122,11 @@ class Program:
         finally:
             os.close(ended)
 
+    @property
+    def ends_soon(self) -> bool:
+        """Return whether the program has got SIGTERM."""
+        return self._kill_at is not None
+
     def terminate(self) -> None:
         """Ask the program to end, as SIGTERM to this process does."""
         self._pass_on(signal.SIGTERM)

@@ -73,12 +73,15 @@ def wait_for_starter() -> None:
         continue
 
 
-def wait_any(children: Iterable[subprocess.Popen[bytes]], wake: int | None = None) -> list[subprocess.Popen[bytes]]:
+def wait_any(
+    children: Iterable[subprocess.Popen[bytes]], wake: int | None = None, timeout_s: float | None = None
+) -> list[subprocess.Popen[bytes]]:
     """Wait until a child has ended, or a descriptor can be read.
 
     Args:
         children: not reaped yet.
         wake: the descriptor; None: there is none.
+        timeout_s: seconds to wait at most; None: without a limit.
     Returns:
         The children that have ended; the caller reaps them.
     """
@@ -87,7 +90,8 @@ def wait_any(children: Iterable[subprocess.Popen[bytes]], wake: int | None = Non
     try:
         for fd in [*watched, *([] if wake is None else [wake])]:
             poll.register(fd, select.POLLIN)
-        return [watched[fd] for fd, _ in poll.poll() if fd in watched]
+        ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        return [watched[fd] for fd, _ in ready if fd in watched]
     finally:
         for fd in watched:
             os.close(fd)

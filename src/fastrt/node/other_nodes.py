@@ -151,7 +151,7 @@ class OtherNodes:
         for name, parts in amounts:
             there.mine[name] = there.mine.get(name, 0) + sign * parts
         view = there.view
-        if view is not None:
+        if view is not None and node in self._policy:
             load = load_of(view.total, there.free(view.total, CPU), there.spread, there.order)
             self._policy.change(node, amounts, sign, load)
             self._look_again(node, there)

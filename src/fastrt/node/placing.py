@@ -245,10 +245,10 @@ class Placing:
         for entry in self._bundles.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
-        if left == []:
+        if left == [] and all(view.total.get(CPU) for view in views):
             return
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
-            if entry.node not in self.views:
+            if entry.node not in self.views or not self.views[entry.node].total.get(CPU):  # it has left, or is about to
                 self.wait(entry.key, entry.demand, entry.since)
         self._others.drop_gone({entry.node for entry in self._placed.values()})  # some take no resources there
 

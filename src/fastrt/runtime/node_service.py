@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,7 @@ class NodeOptions:
         metrics: `host:port` where the node's metrics are served for Prometheus; None: nowhere.
         state_dir: where scheduler and coordinator keep their state over restarts; None: they keep none.
         accept_loss: whether both may continue with the readable part of a damaged `state_dir`.
+        grace_s: seconds that `Node.leave` takes at most.
     """
 
     config: Config
@@ -89,6 +91,7 @@ class NodeOptions:
     job: dict[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
     accept_loss: bool = False
+    grace_s: float = 30.0
 
 
 class Node:
@@ -118,7 +121,7 @@ class Node:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
-        self._stopping = False
+        self._stopping = self._is_leaving = False
         self._stop = os.pipe2(os.O_CLOEXEC)
         self._runtime = start(options.config, True, options.head is None) if runtime is None else runtime
         self.session = self._runtime.session
@@ -160,16 +163,39 @@ class Node:
         Raises:
             FastrtError: one of its processes dies again and again.
         """
+        until: float | None = None
         while not self._stopping:
+            if self._is_leaving and until is None:
+                until = time.monotonic() + self._options.grace_s
+                os.read(self._stop[0], 1)  # of `leave`
+                self._children["uplink"].send_signal(signal.SIGUSR1)
+            left_s = None if until is None else max(0.0, until - time.monotonic())
             names = {child: name for name, child in self._children.items()}
-            for child in supervise.wait_any(names, self._stop[0]):
+            for child in supervise.wait_any(names, self._stop[0], left_s):
+                if until is not None and names[child] == "uplink" and child.wait() == 0:
+                    return  # no other node needs this one
                 if not self._stopping:
                     self._replace(names[child])
+            if until is not None and not self._stopping and time.monotonic() > until:
+                grace = f"node {self._name} leaves after its grace of {self._options.grace_s:g} s"
+                sys.stderr.write(f"fastrt: {grace}: tasks that still run here run again elsewhere, if they may\n")
+                return
 
     def stop(self) -> None:
         """Make `run` return; safe in a signal handler."""
         self._stopping = True
         os.write(self._stop[1], b"!")
+
+    def leave(self) -> None:
+        """Make `run` return once no other node needs this one, or `grace_s` are over; safe in a signal handler.
+
+        No more work comes to the node. At the second call, on the head's node or without a grace it returns at once.
+        """
+        if self._is_leaving or self._options.head is None or not self._options.grace_s:
+            self.stop()
+        else:
+            self._is_leaving = True
+            os.write(self._stop[1], b"!")
 
     def close(self) -> None:
         """End all processes of the node and remove the session."""
@@ -192,6 +218,8 @@ class Node:
             select.select([self._stop[0]], [], [], _RESTART_S)
             try:
                 self._start(name)
+                if name == "uplink" and self._is_leaving:
+                    self._children[name].send_signal(signal.SIGUSR1)
                 return
             except FastrtError as exc:
                 sys.stderr.write(f"fastrt: {exc}\n")
@@ -267,6 +295,7 @@ class Node:
             token_file=str(self.token_file),
             pid=os.getpid(),
             start_time=start_time(os.getpid()),
+            grace_s=0.0 if self._options.head is None else self._options.grace_s,
         )
 
 

@@ -30,6 +30,7 @@ class NodeFile:
         num_workers: of this node.
         token_file: the cluster's token, for this user's processes.
         pid, start_time: of the process of `fastrt start`.
+        grace_s: seconds that it takes at most until it leaves after SIGTERM.
     """
 
     head: str
@@ -41,6 +42,7 @@ class NodeFile:
     token_file: str
     pid: int
     start_time: int
+    grace_s: float = 0.0
 
     @property
     def session(self) -> str:
@@ -59,15 +61,15 @@ class NodeFile:
         """Write the file into the session's folder, whole or not at all."""
         replace_private(Path(self.socket_path).parent, _NAME, json.dumps(dataclasses.asdict(self)).encode())
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the process that wrote the file, and to no other that has its pid by now."""
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal to the process that wrote the file, and to no other that has its pid by now."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
         try:
             if self.is_alive:
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             return
         finally:

@@ -147,6 +147,19 @@ def task(Client client, uint32_t t):
     return inspect_task(&client.x, t) if t < frt_tasks(&client.x) else None
 
 
+def unfinished(Client client):
+    """Count the tasks and calls that have not ended, without the stand-ins for objects of other nodes."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t, count = 0
+    cdef int state
+    client.ensure()
+    for t in range(frt_tasks(x)):
+        state = frt_word_state(a64_load_acq(x.task_words + t))
+        if state >= FRT_TASK_WAITING and state <= FRT_TASK_BLOCKED:
+            count += x.tasks[t].function != 0 or x.tasks[t].actor != 0
+    return count
+
+
 def dependencies(Client client, uint32_t t):
     """The objects that a task's record names before it runs, and the bytes of its own arguments.
 

@@ -475,12 +475,13 @@ def cancel_terms(Client client, uint32_t t):
     return mark & FRT_CANCEL_FORCE != 0, mark & FRT_CANCEL_ALONE != 0
 
 
-def cancel(Client client, Ref ref, bint force=False, bint alone=False):
+def cancel(Client client, Ref ref, bint force=False, bint alone=False, bint spares_begun=False):
     """Cancel the task that will make `ref`.
 
     Args:
         force: its process must end for it.
         alone: the tasks that it submitted are spared. The process that runs it reads both.
+        spares_begun: a task that has begun goes on: the answer is "done".
     Returns:
         (what, task, pid): "ending" when the task had not started: this client must now end it, by sealing its
         results with an error and `finish`; "running" when process `pid` runs it and must be interrupted; else "done".
@@ -494,7 +495,7 @@ def cancel(Client client, Ref ref, bint force=False, bint alone=False):
         return "done", 0, 0
     if t > frt_tasks(x):
         check(FRT_CORRUPT)
-    return _cancel(x, t - 1, ref.index, 0, _how(force, alone))
+    return _cancel(x, t - 1, ref.index, 0, _how(force, alone), spares_begun)
 
 
 def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint alone=False):
@@ -502,15 +503,15 @@ def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint a
     client.ensure()
     if t >= frt_tasks(&client.x):
         return "done", 0, 0
-    return _cancel(&client.x, t, FRT_NONE, id, _how(force, alone))
+    return _cancel(&client.x, t, FRT_NONE, id, _how(force, alone), False)
 
 
 cdef inline uint32_t _how(bint force, bint alone) noexcept:
     return (FRT_CANCEL_FORCE if force else 0) | (FRT_CANCEL_ALONE if alone else 0)
 
 
-cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how):
-    """Cancel the task that will make entry i, or the one of that id."""
+cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how, bint spares_begun):
+    """Cancel the task that will make entry i, or the one of that id; unless it has begun, if those are spared."""
     cdef uint64_t word
     cdef int state, pid
     while True:
@@ -523,6 +524,8 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
                 links_unwait(x, t)
                 return "ending", t, 0
+        elif spares_begun:
+            return "done", 0, 0
         elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
             pid = check(task_mark_cancelled(x, t, word, how))
             if pid > 0:

@@ -1,0 +1,54 @@
+"""The lines that tasks print, between the daemons of two nodes: sent to where their drivers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastrt.cluster.peer import Peer
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.store import join, messages
+
+_Output = message_set("node").message("fastrt.node.Output")
+_QUEUED_BYTES_MAX = 1 << 20  # queued for one node
+_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
+
+
+class OutputOfTasks:
+    """Sends the output of tasks to other nodes, and passes that of theirs to this node's drivers.
+
+    Args:
+        name: of this node.
+        peers: the other nodes, as they are at any time.
+        connect: begins to connect to one.
+        daemon: the connection to this node's daemon.
+    """
+
+    def __init__(
+        self, name: str, peers: Mapping[str, Peer], connect: Callable[[Peer], None], daemon: join.Lasting
+    ) -> None:
+        self._name, self._peers, self._connect, self._daemon = name, peers, connect, daemon
+
+    def on_output(self, message: messages.TaskOutput) -> None:
+        """Send a task's output to the nodes that have sent tasks or calls here or have drivers that read output."""
+        prefix = f"({message.source}, node={self._name}) "
+        text = "".join(f"{prefix}{line}\n" for line in message.lines)
+        output = _Output(text=text, error=message.is_error, update=message.is_update)
+        for peer in self._peers.values():
+            if (peer.report is not None and peer.report.reads_output) or (peer.exchange and peer.exchange.has_run):
+                peer.output.append(output)
+                self.send(peer)
+
+    def send(self, peer: Peer) -> None:
+        """Send the output that waits for a peer."""
+        if peer.exchange is None:
+            self._connect(peer)
+            return
+        while peer.output and peer.is_open and peer.exchange.out.nbytes < _QUEUED_BYTES_MAX:
+            output = peer.output.popleft()
+            peer.exchange.out.add("output", output, len(output.text))
+
+    def pass_to_drivers(self, message: Any) -> None:
+        """Pass the output of a task on another node to the daemon."""
+        text = message.text.encode()[:_TEXT_MAX].decode("utf-8", "ignore")
+        self._daemon.send(messages.RemoteOutput(text, message.error, message.update))
