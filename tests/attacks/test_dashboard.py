@@ -40,6 +40,7 @@ def test_other_user_gets_401_and_cannot_read_the_code(rt, dash, runtime_dir):
         "/stream?view=logs",
         "/static/app.js",
         "/file/timeline.pftrace",
+        "/metrics",
     ]
     files = [str(path) for path in runtime_dir.glob("dashboard-*")]
     assert files
@@ -61,7 +62,7 @@ def test_rebound_name_and_foreign_origin_are_refused_before_anything_else(rt, da
 
 def test_get_changes_nothing_and_forms_are_refused(rt, dash):
     bearer = {"authorization": f"Bearer {dash.token}"}
-    for path in ("/do/record", "/act/cancel", "/act/kill"):
+    for path in ("/do/record", "/do/stack", "/act/cancel", "/act/kill"):
         assert dash.request(path, **bearer)[0] == 405
         form = {"content_type": "application/x-www-form-urlencoded", **bearer}
         assert dash.request(path, "POST", b"task=1", **form)[0] == 415

@@ -3,6 +3,8 @@
 import http.client
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
@@ -11,6 +13,7 @@ import pytest
 
 import fastrt
 from fastrt._core.memory import trace
+from fastrt.observe import metrics
 from fastrt.store import client as store_client
 from support.dashboard import Dashboard
 
@@ -25,6 +28,11 @@ def held(name):
     event = threading.Event()
     while not os.path.exists(name):
         event.wait(0.01)
+
+
+@fastrt.remote
+def hangs():
+    signal.pause()
 
 
 @fastrt.remote
@@ -200,6 +208,31 @@ def test_log_of_a_task_is_followed_and_read_from_its_beginning(rt, dash, wait_un
     assert texts(actor="none") == []
     assert "is no number" in dash.view("logs", worker="x")["failed"]["text"]
     assert "no place in log files" in dash.view("logs", after="x")["silent"]["text"]
+
+
+@pytest.mark.skipif(not shutil.which("py-spy"), reason="py-spy is not installed: the extra [debug] has it")
+def test_stack_of_a_worker_that_hangs_is_shown(rt, dash, wait_until):
+    ref = hangs.options(max_retries=0).remote()
+    wait_until(lambda: len(dash.view("rows", name="hangs", state="running")["rows"]["rows"]) == 1, "it to run")
+    ((number, *_),) = rows_of(dash.view("rows", name="hangs")["rows"])
+    _, path, body, _ = dash.view("task", task=number)["ask-stack"]["buttons"][0]
+    assert dash.post("/" + path, **body) == (200, {"said": "its stack is being read", "done": True})
+    wait_until(lambda: "  hangs  " in dash.view("process", pid=body["pid"])["stack"].get("text", ""), "the stack")
+    shown = dash.view("task", task=number)["stack"]
+    assert shown["text"].startswith("thread MainThread sleeps, latest call last")
+    assert dash.post("/" + path, pid=os.getppid())[0] == 400
+    fastrt.cancel(ref, force=True)
+    with pytest.raises(fastrt.FastrtError):
+        fastrt.get(ref)
+
+
+def test_metrics_are_those_of_the_command(rt, dash, wait_until):
+    status, headers, body = dash.request("/metrics", authorization=f"Bearer {dash.token}")
+    assert (status, headers["content-type"]) == (200, metrics.CONTENT_TYPE)
+    names = {line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE")}
+    text = metrics.exposition(store_client.require()).decode()
+    assert names == {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert dash.request("/metrics")[0] == 401
 
 
 def test_timeline_is_recorded_while_it_is_looked_at(rt, dash, wait_until):

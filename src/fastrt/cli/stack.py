@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,12 +108,10 @@ def _chosen(found: list[Process], pid: int) -> Process:
 
 
 def _show(process: Process, read: list[Stack], full: bool) -> None:
+    from fastrt.observe import stacks
+
     runs = ", ".join(f"{name} ({task})" for task, name in process.tasks.items())
     click.echo(f"{process.kind} {process.pid}{': ' if runs else ''}{runs}")
     for one in read:
-        state = "runs" if one.is_active else "sleeps"
-        click.echo(f"  thread {one.thread or one.thread_id} {state}{', holds the GIL' * one.has_gil}, latest call last")
-        for frame in one.frames if full else one.user_frames:
-            place = f"{frame.file}:{frame.line}" if frame.line else frame.file
-            click.echo(f"    {frame.function}  {place}")
+        click.echo(textwrap.indent(stacks.as_text(one, full=full), "  "))
     click.echo()

@@ -104,6 +104,7 @@ def make(desk: Desk, rules: Access, admitted: Callable[[], None], closing: async
         Route("/static/{name}", served.static, methods=["GET"]),
         Route("/view", served.view, methods=["GET"]),
         Route("/stream", served.stream, methods=["GET"]),
+        Route("/metrics", served.metrics, methods=["GET"]),
         Route("/file/{name}", served.file, methods=["GET"]),
         Route("/do/{name}", served.do, methods=["POST"]),
         Route("/act/{name}", served.do, methods=["POST"]),
@@ -197,6 +198,14 @@ class _Served:
         except (RefusedError, FastrtError) as exc:
             return PlainTextResponse(f"{exc}\n", 404)
         return Response(data, media_type=kind)
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """The figures of a session for Prometheus, read now."""
+        try:
+            data, kind = await self._call(self._desk.metrics, dict(request.query_params))
+        except FastrtError as exc:
+            return PlainTextResponse(f"{exc}\n", 503)
+        return Response(data, headers={"content-type": kind})
 
     async def do(self, request: HttpRequest) -> Response:
         """Carry out a request of a button."""

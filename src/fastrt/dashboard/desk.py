@@ -104,6 +104,23 @@ class Desk:
             raise RefusedError("there is no such file")
         return views.FILES[name](session, session.store, args)
 
+    def metrics(self, args: Mapping[str, str]) -> tuple[bytes, str]:
+        """The figures of a session for Prometheus.
+
+        Returns:
+            The text and its media type.
+        Raises:
+            RefusedError: no session runs here, or a package is missing.
+        """
+        session = self._chosen(args.get("session", ""))
+        if session is None or session.store is None:
+            raise RefusedError("no session runs here")
+        try:
+            from fastrt.observe.metrics import CONTENT_TYPE, exposition
+        except ModuleNotFoundError as exc:
+            raise RefusedError(f"{exc.name} is not installed; run: pip install 'fastrt[metrics]'") from None
+        return exposition(session.store), CONTENT_TYPE
+
     def do(self, path: str, body: Mapping[str, Any]) -> str:
         """Carry out the request of a button.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastrt.dashboard.pages import actors, deeds, failures, machines, memory, overview, tasks, timeline
+from fastrt.dashboard.pages import actors, deeds, failures, machines, memory, overview, stacks, tasks, timeline
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.store.client import Store
@@ -41,6 +41,7 @@ FILES: dict[str, Callable[[Watched, Store, Mapping[str, str]], tuple[bytes, str]
 DEEDS: dict[str, Callable[[Watched, Store, Mapping[str, Any]], str]] = {
     "do/record": timeline.record,
     "do/stop": timeline.stop,
+    "do/stack": stacks.read,
     "act/cancel": deeds.cancel,
     "act/kill": deeds.kill,
 }

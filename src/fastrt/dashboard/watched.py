@@ -120,6 +120,7 @@ class Watched:
         why: details of the state.
         samples: the last five minutes, one a second.
         recorder: records the timeline while a page shows it.
+        stacks: those that a page has asked for, by pid (`pages.stacks.StackReading`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,6 +130,7 @@ class Watched:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.last_seen = time.time()
         self.recorder: Recorder | None = None
+        self.stacks: dict[int, Any] = {}
         self._joined: Joined | None = None
         self._processes = _Processes()
         self._failures: list[ended.Failure] = []  # once the session has ended

@@ -134,6 +134,21 @@ def read(process: Process, *, native: bool = False) -> list[Stack]:
     return [_stack(row) for row in read_json(said, "the output of py-spy", bytes_max=_OUTPUT_BYTES_MAX, own=True)]
 
 
+def as_text(stack: Stack, *, full: bool = False) -> str:
+    """Write the stack of one thread for people, a line for each call.
+
+    Args:
+        stack: from `read`.
+        full: include the frames of fastrt that have called user code.
+    """
+    state = "runs" if stack.is_active else "sleeps"
+    words = [f"thread {stack.thread or stack.thread_id} {state}{', holds the GIL' * stack.has_gil}, latest call last"]
+    for frame in stack.frames if full else stack.user_frames:
+        place = f"{frame.file}:{frame.line}" if frame.line else frame.file
+        words.append(f"  {frame.function}  {place}")
+    return "\n".join(words)
+
+
 def record(process: Process, seconds: float, out: Path, *, idle: bool = False) -> None:
     """Sample the stacks of a process and write a flame graph.
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from fastrt.dashboard import sections
-from fastrt.dashboard.pages import tasks
+from fastrt.dashboard.pages import stacks, tasks
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.observe import listing, reading
@@ -58,5 +58,6 @@ def actor(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
         ]),
         sections.table("calls", "Calls that have not ended", tasks.COLUMNS, [tasks.row_of(one) for one in calls.rows],
                        "None: the actor is idle."),
+        *stacks.of_process(session, row["pid"], "actor"),
         sections.links("more", [sections.link("log of this actor", "logs", actor=row["name"] or row["actor"])]),
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastrt.dashboard import sections
-from fastrt.dashboard.pages import tasks
+from fastrt.dashboard.pages import stacks, tasks
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.errors import AttachError
@@ -58,6 +58,7 @@ def process(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sec
         sections.table("tasks", "Its tasks", tasks.COLUMNS, [
             tasks.row_of(one) for one in reading.page(store, "tasks", {"pid": row["pid"]}, limit=_ROWS).rows
         ], "It runs no task."),
+        *stacks.of_process(session, row["pid"], row["kind"]),
         sections.links("more", [sections.link("log of this process", "logs", worker=row["pid"])]),
     ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastrt.dashboard import sections
-from fastrt.dashboard.pages import failures
+from fastrt.dashboard.pages import failures, stacks
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.observe import ended, reading
@@ -121,6 +121,7 @@ def task(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sectio
                 found.worker["rss"], found.worker["cpu_s"],
             )], "No process runs it.",
         ),
+        *([] if found.worker is None else stacks.of_process(session, pid, found.worker["kind"])),
         *failures.of_task(session, row["task_id"]),
         _to_log(row["task_id"]),
     ]  # fmt: skip
