@@ -106,7 +106,7 @@ def _nodes(session: Watched | None) -> dict[str, str]:
     if session is None or session.state != LIVE:
         return {}
     try:
-        return {one["NodeID"]: one["NodeName"] for one in nodes_at(str(session.path))}
+        return {one["NodeID"]: one["NodeName"] or "this node" for one in nodes_at(str(session.path))}
     except AttachError:
         return {}
 

@@ -70,9 +70,9 @@ def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
         groups = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, timeout_s=2.0).groups
     except AttachError as exc:
         return [sections.text("away", f"The node daemon does not answer: {exc}", "bad")]
-    names = {node["NodeID"]: node["NodeName"] for node in found}
+    names = {node["NodeID"]: node["NodeName"] or "this node" for node in found}
     rows = [
-        (sections.link(node["NodeName"], "logs", node=node["NodeID"]), node["NodeID"][:8], name, total,
+        (sections.link(names[node["NodeID"]], "logs", node=node["NodeID"]), node["NodeID"][:8], name, total,
          node["Available"].get(name, 0.0), sections.share(total - node["Available"].get(name, 0.0), total))
         for node in found for name, total in sorted(node["Resources"].items())
     ]  # fmt: skip
