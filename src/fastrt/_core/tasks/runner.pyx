@@ -65,6 +65,7 @@ cdef class Runner:
         while not self.leaving:
             t = next_task(self.client, timeout_s, spin_s)
             if t < 0:
+                self.last_function = None  # the caller may drop it from `loaded`: this would keep what it captures
                 return
             _execute(self, t)
             count += 1
