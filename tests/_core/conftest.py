@@ -24,7 +24,7 @@ import fastrt
 from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, unread_list
 from fastrt._core.repair import recovery
 from fastrt._core.repair.fsck import fsck, usage
 from fastrt._core.tasks import tasks
@@ -211,6 +211,14 @@ def make_node(drop_arguments: None) -> Iterator[Callable[..., Node]]:
     with contextlib.ExitStack() as stack:
         while made:
             stack.callback(made.pop().close)
+
+
+@pytest.fixture(autouse=True)
+def nothing_reports_unread_errors() -> Iterator[None]:
+    """Drop the errors that a test frees unread: an earlier session of this process would print them, or a later one."""
+    unread_list.on_unread(None)
+    yield
+    unread_list.take()
 
 
 @pytest.fixture
