@@ -131,7 +131,7 @@ def browser() -> Iterator[Any]:
         yield started
 
 
-def is_ours(pid: int) -> bool | None:
+def is_ours(pid: int, parents: dict[int, int] | None = None) -> bool | None:
     """Whether this process started that one, directly or not; None if that cannot be said, as while it calls exec."""
     environ = b""
     try:
@@ -140,17 +140,22 @@ def is_ours(pid: int) -> bool | None:
         environ = b"another user's"
     except OSError:
         pass  # it has ended; perhaps nobody has waited for it yet
-    above = ancestors(pid)
-    if TOKEN.encode() in environ.split(b"\0") or os.getpid() in above:
+    if TOKEN.encode() in environ.split(b"\0"):
+        return True
+    above = ancestors(pid, {} if parents is None else parents)
+    if os.getpid() in above:
         return True
     return False if environ or 2 in above else None  # 2 is above the kernel's threads
 
 
-def ancestors(pid: int) -> set[int]:
+def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    """The processes above one; `parents` keeps what was read, for the next."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         while pid > 1:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if pid not in parents:
+                parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = parents[pid]
             found.add(pid)
     return found
 
@@ -159,7 +164,8 @@ def processes() -> set[int]:
     """The processes that this one started, directly or not."""
     there = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
     OTHERS.intersection_update(there)
-    whose = {pid: is_ours(pid) for pid in there - OTHERS}
+    parents: dict[int, int] = {}
+    whose = {pid: is_ours(pid, parents) for pid in there - OTHERS}
     OTHERS.update(pid for pid, ours in whose.items() if ours is False)
     return {pid for pid, ours in whose.items() if ours}
 
@@ -193,33 +199,51 @@ def is_foreign(segment: Path) -> bool:
     return not mapped and "PYTEST_XDIST_WORKER" in os.environ
 
 
-def descriptors() -> list[str]:
-    found = []
+def descriptors() -> dict[int, str]:
+    """The targets of this process's open descriptors."""
+    found: dict[int, str] = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor
             target = os.readlink(f"/proc/self/fd/{fd}")
             if not target.startswith(PERMANENT_FDS):
-                found.append(f"fd {fd}: {target}")
+                found[int(fd)] = target
     return found
+
+
+def listening_port(fd: int) -> int | None:
+    """The port that a socket of this process listens on."""
+    copy = -1
+    try:
+        copy = os.dup(fd)
+        with socket.socket(fileno=copy) as one:
+            copy = -1
+            inet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+            return one.getsockname()[1] if inet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+    except OSError:  # a thread has closed it meanwhile, or another file has its number
+        return None
+    finally:
+        if copy != -1:
+            os.close(copy)
 
 
 class Footprint:
     """What exists now that a test could leave."""
 
     def __init__(self) -> None:
-        self.fds = descriptors()
+        fds = descriptors()
+        self.fds = [f"fd {fd}: {target}" for fd, target in fds.items()]
         self.processes = processes()
         self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")}
         # A setting left here reaches every later test of this process and the programs that it starts.
         self.things |= {f"variable {k}={v}" for k, v in os.environ.items() if k.startswith(WATCHED_VARIABLES)}
-        for connection in psutil.Process().net_connections(kind="inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                self.things.add(f"listening port {connection.laddr.port}")
+        ports = (listening_port(fd) for fd, target in fds.items() if target.startswith("socket:"))
+        self.things |= {f"listening port {port}" for port in ports if port}
 
     def left_since(self, before: "Footprint") -> list[str]:
         left = [t for t in self.things - before.things if not t.startswith("segment ") or not is_foreign(Path(t[8:]))]
         # A node that ran before may keep a new worker for some seconds. The fixture that started the node ends it.
-        started = (pid for pid in self.processes - before.processes if not ancestors(pid) & before.processes)
+        parents: dict[int, int] = {}
+        started = (pid for pid in self.processes - before.processes if not ancestors(pid, parents) & before.processes)
         left += [f"process {pid}" for pid in started]
         if len(self.fds) > len(before.fds):
             left += sorted(set(self.fds) - set(before.fds))
@@ -231,16 +255,14 @@ def leaves_nothing(what: str) -> Iterator[None]:
     """Fail unless everything that came into being inside is gone soon after."""
     before = Footprint()
     yield
-    left: list[str] = []
-
-    def clean() -> bool:
-        left[:] = Footprint().left_since(before)
-        if left:
-            gc.collect()  # a descriptor may hang on a cycle
-        return not left
-
-    with contextlib.suppress(AssertionError):
-        wait_for(clean, "a clean end", PATIENCE_S)
+    began = time.monotonic()
+    pause = threading.Event()
+    while left := Footprint().left_since(before):
+        passed = time.monotonic() - began
+        if passed > PATIENCE_S:
+            break
+        gc.collect()  # a descriptor may hang on a cycle
+        pause.wait(0.002 + passed / 4)  # a look costs some milliseconds, and a process needs a hundred to end
     if left:
         REPORTED.update(left)
         pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(map(described, left)), pytrace=False)
