@@ -22,6 +22,8 @@ PAGES = [
 ]  # fmt: skip
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
+# Of these all programs run in each run of the tests, of other pages the first: the others are long tests, for `make check`.
+READ_FIRST = ["README.md", "docs/start.md", "docs/tasks.md", "docs/actors.md"]
 # Programs with these imports run in `make check`, which installs the libraries; JAX has an environment of its own.
 LIBRARIES = {"dask": r"^import fastrt\.dask", "joblib": r"^import fastrt\.joblib", "jax": r"^import jax"}
 JAX_PYTHON = ROOT / ".cache/jax/0.10.2/bin/python"
@@ -59,7 +61,8 @@ def blocks(language):
     fence = rf"^```{language}\n(.*?)^```"
     for page in PAGES:
         for number, block in enumerate(re.findall(fence, (ROOT / page).read_text(), re.M | re.S)):
-            marks = [pytest.mark.long] if language == "python" and libraries_of(block) else []
+            long = language == "python" and (libraries_of(block) or number and page not in READ_FIRST)
+            marks = [pytest.mark.long] if long else []
             yield pytest.param(block, id=f"{page}-{number}", marks=marks)
 
 

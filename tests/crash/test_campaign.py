@@ -1,4 +1,4 @@
-"""A sample of the kill campaign, and its short form among the long tests; `make chaos` runs the long form."""
+"""The short form of the kill campaign, among the long tests; `make chaos` runs the long form."""
 
 import importlib.util
 import shutil
@@ -23,23 +23,13 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def campaign(*form: str) -> None:
-    # Other tests have the other cores; and what lanes have in common each does again: 74 s of CPU, not 53.
-    done = subprocess.run(
-        [sys.executable, str(HERE / "chaos.py"), *form, "--lanes", "1"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.timeout(600)  # it compiles the core with failpoints when its sources have changed
-def test_kills_at_points_of_the_core_lose_nothing() -> None:
-    campaign("--seconds", "6")
-
-
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600)  # it compiles the core with failpoints
 def test_kill_at_every_point_of_the_core_loses_nothing() -> None:
-    campaign("--short")
+    # Other tests have the other cores; and what lanes have in common each does again: 74 s of CPU, not 53.
+    command = [sys.executable, str(HERE / "chaos.py"), "--short", "--lanes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_mutant_still_applies(mutants: ModuleType, tmp_path: Path) -> None:

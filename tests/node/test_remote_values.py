@@ -14,6 +14,7 @@ import fastrt
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck, inspect
 from fastrt.store.client import require
+from support.cluster import RunningNode
 
 MIB = 1 << 20
 
@@ -52,13 +53,35 @@ def sources():
     return {row["node"] for row in inspect.objects(require().client, MIB) if row["state"] == "remote"}
 
 
+HEAD = ("--head", "--port", "0", "--num-workers", "0", "--name", "one", "--object-store-memory", "64MiB")
+
+
 @pytest.fixture
-def head(start, runtime_dir, monkeypatch):
+def head(start, runtime_dir):
     """A head without workers and with a small store, and this process at it."""
-    monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
-    head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one", "--object-store-memory", "64MiB")
+    head = start(*HEAD)
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         yield head
+
+
+@pytest.fixture(scope="module")
+def three_nodes(runtime_dir):
+    """A head as above, "two" and "three" with a worker each; for tests that let them live."""
+    with contextlib.ExitStack() as stack:
+        nodes = [RunningNode(runtime_dir, *HEAD)]
+        stack.callback(nodes[0].stop)
+        for name in ("two", "three"):
+            nodes.append(RunningNode(runtime_dir, "--address", nodes[0].head, "--num-workers", "1", "--name", name))
+            stack.callback(nodes[-1].stop)
+        yield nodes
+
+
+@pytest.fixture
+def nodes(three_nodes, runtime_dir, wait_until):
+    """Those three nodes and this process at the first; the test ends when it has dropped its values."""
+    with fastrt.init(address=three_nodes[0].head, runtime_dir=runtime_dir):
+        yield three_nodes
+        wait_until(lambda: states() == ([], 0), "the values to go")
 
 
 @pytest.fixture
@@ -68,8 +91,7 @@ def runs(tmp_path):
     return folder
 
 
-def test_results_that_only_tasks_read_never_come_to_the_node_of_the_driver(head, start, runs):
-    nodes = [start("--address", head.head, "--num-workers", "1", "--name", name) for name in ("two", "three")]
+def test_results_that_only_tasks_read_never_come_to_the_node_of_the_driver(nodes, runs):
     # Twice the store of the driver's node. Each node makes half: one that is connected first might make them all.
     places = [make.options(scheduling=one) for one in ("two", "three")]
     made = [places[k % 2].remote(str(runs), k, 16 * MIB) for k in range(8)]
@@ -78,7 +100,7 @@ def test_results_that_only_tasks_read_never_come_to_the_node_of_the_driver(head,
     assert states() == (["remote"] * 8, 2)
     assert fastrt.wait(made, num_returns=8, timeout=0) == (made, [])
     assert used() < MIB  # a value that is ready is not fetched for that
-    there = [one.note.session for one in nodes]
+    there = [one.note.session for one in nodes[1:]]
     assert {row["node"] for row in inspect.objects(require().client, MIB)} <= set(there)
     # A task with arguments from both nodes gets what it does not have straight from the other node.
     assert fastrt.get(total.remote(*made[:4]), timeout=60) == 6 * 2 * MIB
@@ -86,8 +108,7 @@ def test_results_that_only_tasks_read_never_come_to_the_node_of_the_driver(head,
     assert len(list(runs.iterdir())) == 8
 
 
-def test_values_are_fetched_when_they_are_read_and_their_copies_make_room_for_others(head, start, runs, wait_until):
-    start("--address", head.head, "--num-workers", "1", "--name", "two")
+def test_values_are_fetched_when_they_are_read_and_their_copies_make_room_for_others(nodes, runs, wait_until):
     made = [make.remote(str(runs), k, 16 * MIB) for k in range(8)]
     for _ in range(2):
         for k, one in enumerate(made):
@@ -101,13 +122,12 @@ def test_values_are_fetched_when_they_are_read_and_their_copies_make_room_for_ot
     wait_until(lambda: states() == ([], 0), "the values to go")
 
 
-def test_value_that_is_dropped_here_is_freed_on_the_node_that_made_it(head, start, runs, wait_until):
-    @fastrt.remote(num_cpus=0)
+def test_value_that_is_dropped_here_is_freed_on_the_node_that_made_it(nodes, runs, wait_until):
+    @fastrt.remote(num_cpus=0, scheduling="two")
     def used_there():
         return fsck.usage(require().client)["bytes_used"]
 
-    start("--address", head.head, "--num-workers", "1", "--name", "two")
-    made = make.remote(str(runs), 1, 16 * MIB)
+    made = make.options(scheduling="two").remote(str(runs), 1, 16 * MIB)
     assert fastrt.wait([made], timeout=30)[0]
     assert fastrt.get(used_there.remote(), timeout=30) >= 16 * MIB
     del made
@@ -169,13 +189,12 @@ def test_value_that_may_not_be_made_again_is_an_error_that_says_why(head, start,
 
 
 @pytest.mark.parametrize("whose", ["of the driver's node", "of the node that has them"])
-def test_killed_uplink_loses_nothing(head, start, runs, wait_until, whose):
-    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
-    once = make.options(max_retries=0)
+def test_killed_uplink_loses_nothing(nodes, runs, wait_until, whose):
+    once = make.options(max_retries=0, scheduling="two")
     read, unread = once.remote(str(runs), 1, 4 * MIB), once.remote(str(runs), 2, 4 * MIB)
     assert fastrt.get(read, timeout=30)[0] == 1
     assert fastrt.wait([unread], timeout=30)[0]
-    (head if "driver" in whose else two).kill_child("fastrt.runtime.uplink")
+    nodes[0 if "driver" in whose else 1].kill_child("fastrt.runtime.uplink")
     assert fastrt.get(unread, timeout=40)[-1] == 2
     assert fastrt.get(read, timeout=10)[-1] == 1
     assert fastrt.get(total.remote(read, unread), timeout=40) == 3 * MIB // 2
@@ -213,11 +232,10 @@ def test_value_whose_node_is_lost_after_the_uplink_of_its_owner_is_made_again(he
     wait_until(lambda: states() == ([], 0), "the values to go")
 
 
-def test_get_gives_up_in_time_while_the_node_does_not_answer(head, start, runs):
-    two = start("--address", head.head, "--num-workers", "1", "--name", "two")
-    made = make.remote(str(runs), 1, 4 * MIB)
+def test_get_gives_up_in_time_while_the_node_does_not_answer(nodes, runs):
+    made = make.options(scheduling="two").remote(str(runs), 1, 4 * MIB)
     assert fastrt.wait([made], timeout=30)[0]
-    uplink = two.child("fastrt.runtime.uplink")
+    uplink = nodes[1].child("fastrt.runtime.uplink")
     with stopped(uplink), pytest.raises(fastrt.GetTimeoutError, match="is on another node, and has not arrived"):
         fastrt.get(made, timeout=0.5)
     assert fastrt.get(made, timeout=30)[0] == 1
@@ -233,10 +251,7 @@ def stopped(process: psutil.Process, goes_on: bool = True):
             os.kill(process.pid, signal.SIGCONT)
 
 
-def test_references_passed_on_to_a_third_node_are_read_there_and_values_inside_results_stay_too(head, start, runs):
-    for name in ("two", "three"):
-        start("--address", head.head, "--num-workers", "1", "--name", name)
-
+def test_references_passed_on_to_a_third_node_are_read_there_and_values_inside_results_stay_too(nodes):
     @fastrt.remote(scheduling="two")
     def make_two():
         return [fastrt.put(np.full(MIB, k)) for k in (1, 2)]

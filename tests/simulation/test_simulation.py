@@ -16,11 +16,8 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--seeds", "5", "--mixed"], ["--seed", "3", "--seeds", "2", "--replay", "--mixed"]]
-)
-def test_seeds_hold_and_repeat(arguments):
-    ran = simulate("--no-shrink", *arguments)
+def test_seeds_hold_and_repeat():
+    ran = simulate("--seed", "3", "--seeds", "2", "--replay", "--mixed", "--no-shrink")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -50,6 +50,7 @@ def test_mypy_reports_the_wrong_lines_only():
     check({int(line) for _, line in found}, result.stdout, "  # wrong: ")
 
 
+@pytest.mark.long  # mypy reads the same cases in every run
 @pytest.mark.timeout(CHECKER_S)
 @pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="pyright is not installed")
 def test_pyright_reports_the_wrong_lines_only():
