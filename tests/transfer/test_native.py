@@ -155,15 +155,9 @@ def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(
 
 CUTS = [0, 1, 50, 103, 104, 105, 150, 164, 165, 200, 900, 100_000, 4 << 20, (4 << 20) + 150, (8 << 20) + 300]
 
-# Each place once, by the one or the other in turn; the rest are long tests.
-BREAKS = [
-    pytest.param(how, at, marks=[] if (k + turn) % 2 else [pytest.mark.long], id=f"{how}-{at}")
-    for k, at in enumerate(CUTS)
-    for turn, how in enumerate(["cut", "reset"])
-]
 
-
-@pytest.mark.parametrize(("how", "at"), BREAKS)
+@pytest.mark.parametrize("how", ["cut", pytest.param("reset", marks=pytest.mark.long)])
+@pytest.mark.parametrize("at", CUTS)
 def test_connection_broken_anywhere_goes_on_over_a_new_one(either: Pair, how: str, at: int) -> None:
     either.here.put(1, pattern(BIG))
     either.here.put(2, "small")
