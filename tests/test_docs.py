@@ -61,7 +61,7 @@ def blocks(language):
     fence = rf"^```{language}\n(.*?)^```"
     for page in PAGES:
         for number, block in enumerate(re.findall(fence, (ROOT / page).read_text(), re.M | re.S)):
-            long = language == "python" and (libraries_of(block) or number and page not in READ_FIRST)
+            long = language == "python" and (libraries_of(block) or (number and page not in READ_FIRST))
             marks = [pytest.mark.long] if long else []
             yield pytest.param(block, id=f"{page}-{number}", marks=marks)
 
