@@ -51,7 +51,6 @@ def test_accelerator_type_is_a_resource():
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"fallback_strategy": [{}]}, "fallback_strategy"),
         ({"object_store_memory": 5}, "object_store_memory"),
         ({"_num_objects_per_yield": 2}, "_num_objects_per_yield"),
     ],

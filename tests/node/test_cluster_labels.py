@@ -58,6 +58,13 @@ def test_task_runs_on_a_node_that_matches(rt, wait_until, selector, expected):
     assert counted(fastrt.cluster_resources()) == {"CPU": 2.0}
 
 
+def test_task_runs_on_a_node_that_its_fallback_names(rt, wait_until):
+    wait_for_both(wait_until)
+    fallback = [{"label_selector": {"zone": "c"}}, {"label_selector": {"zone": "b"}}]
+    refs = [where.options(label_selector={"zone": "d"}, fallback_strategy=fallback).remote() for _ in range(3)]
+    assert fastrt.get(refs, timeout=PATIENCE_S) == ["two"] * 3
+
+
 def test_task_is_bound_to_a_node_by_its_id(rt, wait_until):
     wait_for_both(wait_until)
     for node in fastrt.nodes():

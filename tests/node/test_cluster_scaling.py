@@ -9,7 +9,8 @@ import pytest
 import fastrt
 from support.cluster import FASTRT, RunningNode
 
-DISK = {"resources": {"CPU": 1.0, "disk": 1.0}, "label_selector": {}, "scheduling": "", "is_soft": True}
+ANYWHERE = {"fallback_selectors": [], "scheduling": "", "is_soft": True}
+DISK = {"resources": {"CPU": 1.0, "disk": 1.0}, "label_selector": {}, **ANYWHERE}
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_cancelled_task_is_no_demand_and_actors_and_selectors_are(rt, wait_until
     actor = Holder.options(num_cpus=3).remote()
     fastrt.cancel(cancelled)
     north = {**DISK, "label_selector": {"zone": "north"}, "kind": "task", "count": 1, "is_feasible": False}
-    three = {"kind": "actor", "resources": {"CPU": 3.0}, "label_selector": {}, "scheduling": "", "is_soft": True}
+    three = {"kind": "actor", "resources": {"CPU": 3.0}, "label_selector": {}, **ANYWHERE}
     three |= {"count": 1, "is_feasible": False}
     rows = sorted(fastrt.waiting_demand()["tasks"], key=lambda row: row["kind"])
     assert rows == [three, north]

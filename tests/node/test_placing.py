@@ -421,6 +421,33 @@ def test_selector_that_no_node_matches_is_refused_with_words_where_no_node_can_j
     assert here.placing.shortage(selecting(zone="north")).startswith("CPU 1 where zone=north, which no node has")
 
 
+def falling_back(selector, *others):
+    return demand_of({"label_selector": selector, "fallback_strategy": [{"label_selector": one} for one in others]})
+
+
+def test_first_selector_whose_nodes_have_room_is_taken():
+    here = Here(view("a", cpu=1, labels={"zone": "north"}), view("b", cpu=1, labels={"zone": "south"}))
+    here.submit(falling_back({"zone": "east"}, {"zone": "south"}, {"zone": "north"}), 3)
+    assert here.decide() == [(1, "forward", "b"), (2, "forward", "a")]  # none is in the east; then b is full
+    here.moved(1, ELSEWHERE)
+    here.moved(1, GONE)
+    assert here.decide() == [(3, "forward", "b")]
+
+
+def test_empty_fallback_is_any_node_and_the_selector_comes_first():
+    here = Here(view("a", labels={"zone": "north"}))
+    here.submit(falling_back({"zone": "north"}, {}), 3)
+    assert here.decide() == [(1, "forward", "a"), (2, "forward", "a"), (3, "admit", "")]
+
+
+def test_fallbacks_that_no_node_matches_are_refused_with_words():
+    here = Here(can_grow=False)
+    wanted = falling_back({"zone": "north"}, {"zone": "east"})
+    here.submit(wanted)
+    assert here.decide() == [(1, "refuse", "")]
+    assert here.placing.shortage(wanted).startswith("CPU 1 where zone=north, else zone=east, which no node has")
+
+
 def test_selectors_that_nothing_uses_are_forgotten():
     here = Here(view("a", labels={"zone": "0"}))
     for k in range(2500):

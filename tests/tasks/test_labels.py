@@ -34,7 +34,10 @@ def test_every_label_of_a_selector_must_match():
     assert in_words(resource) == "disk=!slow, zone=north"
 
 
-@pytest.mark.parametrize("text", ["?", "?{", '?["zone"]', '?{"zone": 5}', '?{"zone": "!!a"}', '?{"zone": "in(a"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["?", "?{", "?[]", '?["zone"]', '?[{"zone": "north"}, 5]', '?{"zone": 5}', '?{"zone": "!!a"}', '?{"zone": "in(a"}'],
+)
 def test_selector_that_is_malformed_matches_nothing(text):
     assert not matches(text, {"zone": "north"})
     assert in_words(text)
@@ -61,6 +64,26 @@ def test_wrong_selector_is_refused(selector, error):
 
 def test_empty_selector_demands_nothing():
     assert demand_of({"label_selector": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "error"),
+    [
+        ({"zone": "north"}, TypeError),
+        ([{"zone": "north"}], ValueError),
+        ([{"label_selector": {"zone": "north"}, "resources": {}}], ValueError),
+        ([{"label_selector": {"zone": "!!north"}}], ValueError),
+        ([{"label_selector": "north"}], TypeError),
+        ([{"label_selector": {}}] * 17, ValueError),
+    ],
+)
+def test_wrong_fallbacks_are_refused(fallbacks, error):
+    with pytest.raises(error, match=r"fallback_strategy|label_selector"):
+        demand_of({"label_selector": {"zone": "north"}, "fallback_strategy": fallbacks})
+
+
+def test_fallbacks_without_a_selector_demand_nothing():
+    assert demand_of({"fallback_strategy": [{"label_selector": {"zone": "north"}}]}) is None
 
 
 def test_selector_survives_the_way_to_another_node():

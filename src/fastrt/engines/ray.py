@@ -34,13 +34,13 @@ from fastrt.tasks.runtime_env import Environment
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
-    "label_selector", "runtime_env", "scheduling", "scheduling_strategy", "max_calls",
+    "label_selector", "fallback_strategy", "runtime_env", "scheduling", "scheduling_strategy", "max_calls",
     "_generator_backpressure_num_objects",
 )  # fmt: skip
 _ACTOR_OPTIONS = (
     "name", "namespace", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency",
     "concurrency_groups", "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling",
-    "scheduling_strategy", "label_selector",
+    "scheduling_strategy", "label_selector", "fallback_strategy",
 )  # fmt: skip
 _CALL_OPTIONS = (
     "num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects", "name",

@@ -26,7 +26,18 @@ from fastrt.node.keys import BundleKey, Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import DemandRow, NodeRow
 from fastrt.tasks.labels import ENDLESS, is_selector, matches
-from fastrt.tasks.resources import CPU, INSIDE, SPREAD, Demand, device_amounts, given_by, group_of, in_words, is_implied
+from fastrt.tasks.resources import (
+    CPU,
+    INSIDE,
+    SPREAD,
+    Demand,
+    choices_of,
+    device_amounts,
+    given_by,
+    group_of,
+    in_words,
+    is_implied,
+)
 
 _PATIENCE = 256
 _SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
@@ -393,10 +404,23 @@ class Placing:
 
     def _drop_line(self, demand: Demand, priority: int) -> None:
         del self._lines[demand, priority]
-        self._others.stop_search((demand, priority))
+        for choice in choices_of(demand):
+            self._others.stop_search((choice, priority))
 
     def _place(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
-        """The node that a task should run on now; `near` are the bytes of its arguments by node."""
+        """The node that a task should run on now, by the first of its selectors that finds one.
+
+        Args:
+            demand: of the task.
+            priority: of its line.
+            short: resources that are kept for others.
+            now: the time.
+            near: bytes of the task's arguments by node.
+        """
+        found = (self._place_by(choice, priority, short, now, near) for choice in choices_of(demand))
+        return next((node for node in found if node is not None), None)
+
+    def _place_by(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
         if not self.total.get(CPU) or (fits and self.devices.choose(demand) is None):
             fits = False  # this node has no workers, or not enough of its devices is free
@@ -463,7 +487,7 @@ class Placing:
 
     def _learn(self, demand: Demand) -> None:
         """Give the resources that stand for the selectors of a demand to the nodes that match them."""
-        new = [name for name, _ in demand.amounts if is_selector(name) and name not in self._selectors]
+        new = [name for name in _selectors_of(demand) if name not in self._selectors]
         if not new:
             return
         if len(self._selectors) >= self._selectors_most:
@@ -478,7 +502,7 @@ class Placing:
 
     def _forget_selectors(self) -> None:
         """Forget the selectors that no known task, actor or bundle has."""
-        used = {name for entry in self._entries.values() for name, _ in entry.demand.amounts if is_selector(name)}
+        used = {name for entry in self._entries.values() for name in _selectors_of(entry.demand)}
         for name in [name for name in self._selectors if name not in used]:
             del self._selectors[name]
             self.total.pop(name, None)
@@ -579,6 +603,12 @@ def _mark(amounts: dict[str, int], labels: Mapping[str, str], selectors: Iterabl
     for name in selectors:
         if matches(name, labels):
             amounts[name] = ENDLESS
+
+
+def _selectors_of(demand: Demand) -> list[str]:
+    """The resources that stand for selectors of a demand, and for each of their fallbacks."""
+    several = {demand, *choices_of(demand)}
+    return list(dict.fromkeys(name for one in several for name, _ in one.amounts if is_selector(name)))
 
 
 def _plain(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:

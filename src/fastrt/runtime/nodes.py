@@ -19,7 +19,7 @@ from fastrt.store.messages import (
     RequestResources,
     ResourcesRequested,
 )
-from fastrt.tasks.labels import is_selector, selector_of
+from fastrt.tasks.labels import is_selector, selectors_of
 from fastrt.tasks.resources import INSIDE, is_implied
 
 _BUNDLES_MAX, _AMOUNT_MAX = 1000, 1e9
@@ -63,9 +63,9 @@ def waiting_demand() -> dict[str, Any]:
     Returns:
         A dict with
 
-        - tasks: a list of dicts: kind ("task" or "actor"), resources (amounts by name), label_selector, scheduling
-          ("", "spread", "pack" or a node), is_soft (whether another node may run it), count, and is_feasible (whether a
-          node that is there could run one when it is idle);
+        - tasks: a list of dicts: kind ("task" or "actor"), resources (amounts by name), label_selector,
+          fallback_selectors (tried in order), scheduling ("", "spread", "pack" or a node), is_soft (whether another node
+          may run it), count, and is_feasible (whether a node that is there could run one when it is idle);
         - placement_groups: a list of dicts: strategy, and bundles (amounts by name) that have no node yet;
         - queued_tasks: how many tasks wait for nothing but a worker;
         - requested: a list of amounts by name, of the last `request_resources`;
@@ -95,12 +95,8 @@ def demand_at(socket_path: str, patient: bool = False) -> dict[str, Any]:
         {
             "kind": row.kind,
             "resources": _amounts(row.amounts),
-            "label_selector": {
-                label: wanted
-                for name in row.amounts
-                if is_selector(name)
-                for label, wanted in selector_of(name).items()
-            },
+            "label_selector": next(iter(_selectors(row.amounts)), {}),
+            "fallback_selectors": _selectors(row.amounts)[1:],
             "scheduling": row.node or row.strategy,
             "is_soft": row.soft or not row.node,
             "count": row.waiting,
@@ -131,6 +127,10 @@ def request_resources(bundles: Sequence[Mapping[str, float]]) -> None:
             raise ValueError(f"amounts of resources must be numbers from 0 to {_AMOUNT_MAX:g}, not {dict(bundle)}")
         parts.append({name: round(amount * RESOURCE_PARTS) for name, amount in bundle.items()})
     join.inquire(store_client.require().socket_path, RequestResources(parts), ResourcesRequested, patient=True)
+
+
+def _selectors(parts_of: Mapping[str, int]) -> list[dict[str, str]]:
+    return [one for name in parts_of if is_selector(name) for one in selectors_of(name)]
 
 
 def _amounts(parts_of: Mapping[str, int]) -> dict[str, float]:

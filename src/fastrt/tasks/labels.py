@@ -2,28 +2,31 @@
 
 A node has labels, as {"zone": "north"}. A selector names labels with their wanted values, as {"zone": "!south"}. In a
 demand a selector is a resource with a name of its own: a node has that resource without end if its labels match, and
-does not have it at all otherwise. So the code that places work by resources places it by labels, too.
+does not have it at all otherwise. So the code that places work by resources places it by labels, too. A selector with
+fallbacks is one resource as well, of all nodes that match any of them; `choices` gives their order.
 
 Source:
-    The semantics of `labels=` and `label_selector=` of Ray.
+    The semantics of `labels=`, `label_selector=` and `fallback_strategy=` of Ray.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from fastrt.config import LABEL_NAME_MAX, LABELS_MAX
-from fastrt.foreign_text import ForeignTextError, read_object
+from fastrt.foreign_text import BYTES_MAX, ForeignTextError, read_json
 
 SELECTOR = "?"  # the first character of the name of a selector's resource
 ENDLESS = 1 << 40  # parts of a selector's resource that a matching node has
 NODE_ID = "ray.io/node-id"  # a label that every node has
 _WANTED = re.compile(r"(!?)(?:in\(([^()]*)\)|([^!,()]+))")
 _KNOWN_SELECTORS = 4096
+_FALLBACKS_MAX = 16
+_Rules = tuple[tuple[str, bool, frozenset[str]], ...]  # label, whether its values are unwanted, values
 
 
 def labels_of(node: str, labels: Mapping[str, str]) -> dict[str, str]:
@@ -36,17 +39,30 @@ def labels_of(node: str, labels: Mapping[str, str]) -> dict[str, str]:
     return {**labels, NODE_ID: node}
 
 
-def resource_of(option: str, selector: Any) -> str:
+def resource_of(option: str, selector: Any, fallbacks: Sequence[Any] = ()) -> str:
     """Return the resource that stands for a selector.
 
     Args:
         option: its name, for messages.
         selector: wanted values by label: "a" (this value), "!a" (not this value), "in(a, b)", "!in(a, b)". A node
             without the label has no value: it matches "!a" and "!in(a, b)" only.
+        fallbacks: further selectors in order, for when no node that matches the ones before has room. An empty one
+            matches every node.
     Raises:
-        TypeError: the selector is no mapping of texts.
-        ValueError: it names nothing or too much, or a value has another form.
+        TypeError: a selector is no mapping of texts.
+        ValueError: one names nothing or too much, a value has another form, there are too many fallbacks, or all
+            together are too long.
     """
+    if len(fallbacks) > _FALLBACKS_MAX:
+        raise ValueError(f"{option} has {len(fallbacks)} fallbacks; at most {_FALLBACKS_MAX} are allowed")
+    checked = [_checked(option, selector), *(_checked(option, one) if one else {} for one in fallbacks)]
+    text = json.dumps(checked if fallbacks else checked[0], sort_keys=True)
+    if len(text) > BYTES_MAX:
+        raise ValueError(f"{option} has {len(text)} bytes; at most {BYTES_MAX} are allowed")
+    return SELECTOR + text
+
+
+def _checked(option: str, selector: Any) -> dict[str, str]:
     if not isinstance(selector, Mapping) or not all(
         isinstance(text, str) for pair in selector.items() for text in pair
     ):
@@ -58,7 +74,7 @@ def resource_of(option: str, selector: Any) -> str:
             raise ValueError(f"{option} has a label without a name, or a text that is too long: {label[:80]!r}")
         if _WANTED.fullmatch(wanted) is None:
             raise ValueError(f"{option}[{label!r}] is {wanted!r}; it must be like 'a', '!a', 'in(a, b)' or '!in(a, b)'")
-    return SELECTOR + json.dumps(dict(selector), sort_keys=True)
+    return dict(selector)
 
 
 def is_selector(resource: str) -> bool:
@@ -68,40 +84,58 @@ def is_selector(resource: str) -> bool:
 
 def matches(resource: str, labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels has a selector's resource. A resource that no selector has is nowhere."""
-    rules = _rules(resource)
-    return rules is not None and all((labels.get(label) in values) != unwanted for label, unwanted, values in rules)
+    return any(
+        all((labels.get(label) in values) != unwanted for label, unwanted, values in rules)
+        for rules in _rules(resource)
+    )
 
 
-def selector_of(resource: str) -> dict[str, str]:
-    """Return the selector that a resource stands for: wanted values by label.
+def choices(resource: str) -> list[str]:
+    """Return the resources of a selector and its fallbacks, each by itself, in order; a malformed one as it is."""
+    try:
+        return [SELECTOR + json.dumps(one, sort_keys=True) for one in selectors_of(resource)]
+    except ForeignTextError:  # from another node, perhaps
+        return [resource]
+
+
+def selectors_of(resource: str) -> list[dict[str, str]]:
+    """Return the selector that a resource stands for, wanted values by label, then its fallbacks.
 
     Raises:
         ForeignTextError: it stands for none.
     """
-    return {label: str(wanted) for label, wanted in read_object(resource[1:], "a selector").items()}
+    found = read_json(resource[1:], "a selector")
+    several = found if isinstance(found, list) else [found]
+    if not 1 <= len(several) <= 1 + _FALLBACKS_MAX or not all(isinstance(one, dict) for one in several):
+        raise ForeignTextError(f"a selector is {resource[1:81]!r}; it must be an object, or a short list of objects")
+    return [{label: str(wanted) for label, wanted in one.items()} for one in several]
 
 
 def in_words(resource: str) -> str:
-    """Return a selector's resource as text for messages: "zone=north, disk=!slow"."""
+    """Return a selector's resource as text for messages: "zone=north, disk=!slow, else zone=south"."""
     try:
-        selector = read_object(resource[1:], "a selector")
+        found = selectors_of(resource)
     except ForeignTextError:
         return resource
-    return ", ".join(f"{label}={wanted}" for label, wanted in selector.items())
+    each = (", ".join(f"{label}={wanted}" for label, wanted in one.items()) or "anywhere" for one in found)
+    return ", else ".join(each)
 
 
 @lru_cache(_KNOWN_SELECTORS)
-def _rules(resource: str) -> tuple[tuple[str, bool, frozenset[str]], ...] | None:
-    """For each label of a selector: the values that it must have, or (True) must not have."""
+def _rules(resource: str) -> tuple[_Rules, ...]:
+    """The rules of a selector, and of each of its fallbacks; none if the resource is malformed."""
     try:
-        selector = read_object(resource[1:], "a selector")  # from another node, perhaps
-    except ForeignTextError:
-        return None
+        return tuple(_rules_of(one) for one in selectors_of(resource))
+    except ForeignTextError:  # from another node, perhaps
+        return ()
+
+
+def _rules_of(selector: Mapping[str, str]) -> _Rules:
     found = []
     for label, wanted in selector.items():
-        given = _WANTED.fullmatch(wanted) if isinstance(wanted, str) else None
+        given = _WANTED.fullmatch(wanted)
         if given is None:
-            return None
+            raise ForeignTextError(f"a selector wants {wanted[:80]!r} of label {label[:80]!r}")
         unwanted, several, one = given.groups()
         values = [one] if several is None else several.split(",")
         found.append((label, bool(unwanted), frozenset(value.strip() for value in values)))

@@ -183,7 +183,6 @@ OF_RAY: dict[str, dict[str, Any]] = {
         "_labels": None,
         "_metadata": None,
         "object_store_memory": None,
-        "fallback_strategy": None,
         "accelerator_type": None,
         "placement_group": "default",
         "placement_group_bundle_index": -1,
@@ -202,7 +201,6 @@ WITHOUT_MEANING = ("allow_out_of_order_execution", "enable_task_events", "_label
 # Those that only their default is taken of, and why.
 REFUSED = {
     "object_store_memory": "the store is not divided among tasks",
-    "fallback_strategy": "fastrt tries one label_selector only",
     "max_pending_calls": "calls of an actor wait in its mailbox, which has no limit of its own",
     "enable_tensor_transport": "fastrt has no transport between GPUs",
     "_num_objects_per_yield": "it is not public in Ray",

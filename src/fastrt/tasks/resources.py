@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fastrt._core.objects import functions
@@ -26,15 +27,16 @@ SPREAD = "spread"
 PACK = "pack"
 INSIDE = "@"  # in names of resources that a placement group has, before the group's
 _PLACES = ("scheduling", "scheduling_strategy")
-_SELECTOR = "label_selector"
+_SELECTOR, _FALLBACK = "label_selector", "fallback_strategy"
 MEMORY = "memory"  # in bytes
 STORE_MEMORY = "object_store_memory"  # of a node, in bytes; for people: nothing demands it
 NODE = "node:"  # each node has 1 of "node:<its IP address>"
 HEAD = "node:__internal_head__"  # the node with the head has 1; so does a session without a cluster
-OPTIONS = ("num_cpus", "num_gpus", MEMORY, "resources", *_PLACES, _SELECTOR)
+OPTIONS = ("num_cpus", "num_gpus", MEMORY, "resources", *_PLACES, _SELECTOR, _FALLBACK)
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 _A_BUNDLE = "bundle"  # every task of a group takes some of it, also if it takes nothing else
+_CHOICES_KEPT = 4096
 _BUNDLE_USE, _BUNDLE_USES = 1, 10_000  # how much one task takes, and how many tasks there may be
 
 
@@ -147,7 +149,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
     value = given.get(name, "default")
-    selectors = selecting(_SELECTOR, given.get(_SELECTOR))
+    selectors = selecting(_SELECTOR, given.get(_SELECTOR), given.get(_FALLBACK, ()))
     if group_strategy(given) is not None:
         inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
         return Demand(tuple(sorted(inside + selectors)))
@@ -155,15 +157,36 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
     return None if demand == Demand(ONE_CPU) else demand
 
 
-def selecting(option: str, selector: Any) -> Amounts:
+def selecting(option: str, selector: Any, fallbacks: Any = ()) -> Amounts:
     """Return what a selector adds to the amounts of a demand; nothing for None, and for one that names no label.
 
+    Args:
+        option: name of the selector, for messages.
+        selector: wanted values by label.
+        fallbacks: `fallback_strategy`: [{"label_selector": a selector}, ...].
+
     Raises:
-        TypeError, ValueError: it is no selector, see `labels.resource_of`.
+        TypeError, ValueError: it is no selector, see `labels.resource_of`, or a fallback is something else.
     """
+    if not isinstance(fallbacks, (list, tuple)):
+        raise TypeError(f"{_FALLBACK} is {fallbacks!r}; it must be a list such as [{{'{_SELECTOR}': {{...}}}}]")
+    for one in fallbacks:
+        if not isinstance(one, Mapping) or list(one) != [_SELECTOR]:
+            raise ValueError(f"{_FALLBACK} has {one!r}; each must be a dict with the key {_SELECTOR!r}, and no other")
     if selector is None or selector == {}:
         return ()
-    return ((labels.resource_of(option, selector), 1),)
+    return ((labels.resource_of(option, selector, [one[_SELECTOR] for one in fallbacks]), 1),)
+
+
+@lru_cache(_CHOICES_KEPT)
+def choices_of(demand: Demand) -> tuple[Demand, ...]:
+    """Return the demands that are tried in order: one for each selector of one that has fallbacks, else itself."""
+    for name, parts in demand.amounts:
+        several = labels.choices(name) if labels.is_selector(name) else []
+        if len(several) > 1:
+            others = [amount for amount in demand.amounts if amount[0] != name]
+            return tuple(demand._replace(amounts=tuple(sorted([*others, (one, parts)]))) for one in several)
+    return (demand,)
 
 
 def group_strategy(options: Mapping[str, Any]) -> Any:
