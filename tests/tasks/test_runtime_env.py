@@ -205,10 +205,11 @@ def test_functions_and_results_of_its_modules_are_found_there_alone(rt, folder, 
         ({"env_vars": {"A": "\0"}}, ConfigError, "no variable can be called or be that"),
         ({"working_dir": "/no/such/folder"}, ConfigError, "/no/such/folder is no folder here: make it first"),
         ({"working_dir": 3}, TypeError, "it must be the path"),
-        ({"import_paths": "/"}, TypeError, "it must be a list of paths"),
+        ({"import_paths": "/"}, TypeError, "it must be a list"),
         ({"import_paths": ["/no/such/folder"]}, ConfigError, "is no folder here"),
         ({"py_modules": ["/no/such/package"]}, ConfigError, "it must be a package's folder or a .py file"),
-        ({"py_modules": [os]}, TypeError, "it must be the path"),
+        ({"py_modules": [sys]}, ConfigError, "which has no file"),
+        ({"py_modules": [5]}, TypeError, "it must be the path"),
     ],
 )
 def test_wrong_environment_is_refused_where_it_is_given(given, error, says):

@@ -23,7 +23,7 @@ from fastrt.store.messages import AskNode, MessageError, NodePage, Refused, expe
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
-SOCKET = "peer.sock"  # in the session's folder
+SOCKET = join.UPLINK_SOCKET
 ROWS_BYTES_MAX = 384 << 10  # of one page: as text in another JSON text it has less than `messages.BYTES_MAX`
 _OPEN_MAX = 32  # questions of one peer, and of all processes of this node, that wait for an answer
 _THREADS = 2  # that answer

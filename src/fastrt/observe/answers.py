@@ -1,12 +1,13 @@
-"""Answers questions of other nodes: a bounded page of this node's tables, or of the log of its session.
+"""Answers questions of other nodes: a page of this node's tables or of its log, or a part of a package.
 
 The uplink calls `answer` in a thread. A question names a table and columns, never a file: what can be read is this
-session's shared memory and this session's folder of log files. Long texts and lists are shortened, so that each row
-fits into a page.
+session's shared memory, this session's folder of log files, and the packages that it has made for other nodes. Long
+texts and lists are shortened, so that each row fits into a page.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fastrt.foreign_text import read_object
 from fastrt.node.log_files import LOGS_FOLDER, LogLine, Wanted, read_page, tail_page
 from fastrt.observe import reading
 from fastrt.store.client import Store
+from fastrt.tasks import packages
 
 LOG = "log"
 ROWS_MAX = 1000  # of one page
@@ -42,6 +44,8 @@ def answer(store: Store, question: Question) -> Answer:
     limit = min(question.limit or ROWS_MAX, ROWS_MAX)
     if question.kind == LOG:
         return _log(store, filters, question.after, limit)
+    if question.kind == packages.QUESTION:
+        return _package(store, filters, question.after)
     while True:
         page = reading.page(store, question.kind, filters, _place(question.after), limit, _BUDGET_S)
         text = json.dumps([_shortened(row) for row in page.rows])
@@ -81,6 +85,16 @@ def _log(store: Store, filters: dict[str, Any], after: str, limit: int) -> Answe
             is_whole = not tail or len(page.lines) >= tail or min(tail, limit) == tail
             return Answer(text, page.after, page.is_end and is_whole)
         limit = max(1, len(page.lines) * BYTES_MAX // (2 * len(text)))
+
+
+def _package(store: Store, filters: dict[str, Any], after: str) -> Answer:
+    """Answer with a part of a package that this node has made, as base64; with no row at its end."""
+    digest = filters.get("digest")
+    if not isinstance(digest, str):
+        raise ValueError("a package is named by its digest")
+    part = packages.read_part(Path(store.socket_path).parent, digest, _place(after) or 0)
+    rows = [base64.b64encode(part).decode()] if part else []
+    return Answer(json.dumps(rows), is_end=not part)
 
 
 _FILTERS: dict[str, Any] = {"task": "", "actor": "", "worker": 0, "tail": 0}

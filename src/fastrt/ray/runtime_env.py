@@ -27,7 +27,7 @@ class RuntimeEnv(dict[str, Any]):
     """A `runtime_env`: a dict of the fields that were given.
 
     Args:
-        env_vars, working_dir, py_modules: as for the dict; see `docs/environments.md`.
+        env_vars, working_dir, py_modules, excludes: as for the dict; see `docs/environments.md`.
         config: a `RuntimeEnvConfig`.
         **more: fields that need an installation are refused.
     Raises:
@@ -41,11 +41,12 @@ class RuntimeEnv(dict[str, Any]):
         env_vars: dict[str, str] | None = None,
         working_dir: str | None = None,
         py_modules: list[Any] | None = None,
+        excludes: list[str] | None = None,
         config: Any = None,
         _validate: bool = True,
         **more: Any,
     ) -> None:
-        given = {"env_vars": env_vars, "working_dir": working_dir, "py_modules": py_modules}
+        given = {"env_vars": env_vars, "working_dir": working_dir, "py_modules": py_modules, "excludes": excludes}
         found = {name: value for name, value in given.items() if value is not None}
         for name, value in more.items():
             if value is not None:

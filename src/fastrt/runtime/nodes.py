@@ -64,8 +64,8 @@ def waiting_demand() -> dict[str, Any]:
         A dict with
 
         - tasks: a list of dicts: kind ("task" or "actor"), resources (amounts by name), label_selector,
-          fallback_selectors (tried in order), scheduling ("", "spread", "pack" or a node), is_soft (whether another node
-          may run it), count, and is_feasible (whether a node that is there could run one when it is idle);
+          fallback_selectors (tried in order), scheduling ("", "spread", "pack" or a node), is_soft (whether another
+          node may run it), count, and is_feasible (whether a node that is there could run one when it is idle);
         - placement_groups: a list of dicts: strategy, and bundles (amounts by name) that have no node yet;
         - queued_tasks: how many tasks wait for nothing but a worker;
         - requested: a list of amounts by name, of the last `request_resources`;

@@ -25,6 +25,7 @@ from fastrt.store import messages
 from fastrt.store.messages import BYTES_MAX, M, Message, MessageError, read_message, write_message
 from fastrt.versions import required_versions
 
+UPLINK_SOCKET = "peer.sock"  # of the node's uplink, beside that of the daemon; there while the node is in a cluster
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
 _COMEBACK_STEP_S = 0.02
 

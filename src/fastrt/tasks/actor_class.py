@@ -155,6 +155,10 @@ class ActorClass(Generic[P, Handle]):
         else:
             demand = demand_of_actor({**options, "scheduling_strategy": group})
         around = runtime_env.grouped(runtime_env.inherited(options[runtime_env.OPTION]), group)
+        if around is not None and around.paths():
+            from fastrt.tasks import packages  # here: few programs have files for their actors
+
+            around = packages.packed(store, around)
         wanted = None if demand is None else export(store, demand)
         plan = ActorPlan(
             self.cls.__name__,

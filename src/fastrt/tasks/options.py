@@ -432,6 +432,10 @@ def export(store: Store, policy: Policy | None) -> ObjectRef | None:
         return None
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
+    if policy.environment is not None and policy.environment.paths():
+        from fastrt.tasks import packages  # here: few programs have files for their tasks
+
+        policy = replace(policy, environment=packages.packed(store, policy.environment))
     parts = serialize(policy)
     if policy.environment is not None and policy.environment.strategy is not None:
         return store.put_serialized(parts)  # not kept, like the demand: there may be very many groups

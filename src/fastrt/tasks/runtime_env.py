@@ -10,12 +10,28 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import ModuleType
 from typing import Any, Protocol
 
 from fastrt.errors import ConfigError, UnsupportedError
 
 OPTION = "runtime_env"
 _INSTALLERS = ("pip", "conda", "uv", "container", "image_uri")
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files of an environment as an archive, see `fastrt.tasks.packages`.
+
+    Attributes:
+        path: of the folder or file on the node that has made the archive.
+        digest: the SHA-256 of the archive, in hex digits; empty: there is none, because the files are too large.
+        node: the id of that node.
+    """
+
+    path: str
+    digest: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,8 @@ class Environment:
         working_dir: the current folder, and the first place where modules are looked for.
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
+        excludes: patterns of files that other nodes do not need.
+        packages: archives of the working folder and of the modules, for other nodes; not part of a `runtime_env`.
         namespace: of names of actors; not part of a `runtime_env`, but inherited with it.
         strategy: the placement group to run in, and whether tasks from inside run there, too; from another option.
     """
@@ -35,6 +53,8 @@ class Environment:
     working_dir: str | None = None
     py_modules: tuple[str, ...] | None = None
     import_paths: tuple[str, ...] | None = None
+    excludes: tuple[str, ...] = ()
+    packages: tuple[Package, ...] = ()
     namespace: str | None = None
     strategy: Any = None
 
@@ -54,7 +74,14 @@ class Environment:
         merged = {name: mine if other is None else other for name, mine, other in _pairs(self, own)}
         if self.env_vars is not None and own.env_vars is not None:
             merged["env_vars"] = tuple(sorted({**dict(self.env_vars), **dict(own.env_vars)}.items()))
+        mine = own.paths()
+        merged["excludes"] = own.excludes if mine else self.excludes
+        merged["packages"] = own.packages + tuple(one for one in self.packages if one.path not in mine)
         return Environment(**{**merged, "strategy": own.strategy})
+
+    def paths(self) -> list[str]:
+        """Return the paths of the working folder and of the modules."""
+        return [*([] if self.working_dir is None else [self.working_dir]), *(self.py_modules or ())]
 
     def folders(self) -> list[str]:
         """Return the folders that come first on the module path."""
@@ -74,6 +101,7 @@ class Environment:
             "env_vars": None if self.env_vars is None else dict(self.env_vars),
             "working_dir": self.working_dir,
             "py_modules": None if self.py_modules is None else list(self.py_modules),
+            "excludes": list(self.excludes) or None,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -83,7 +111,7 @@ class _Bound(Protocol):
 
 
 _FIELDS = tuple(field.name for field in fields(Environment))
-_KEYS = tuple(name for name in _FIELDS if name not in ("namespace", "strategy"))
+_KEYS = tuple(name for name in _FIELDS if name not in ("packages", "namespace", "strategy"))
 _current: Environment | None = None
 _heritage: Environment | None = None  # for tasks of this process: the current one without the placement group
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
@@ -153,6 +181,7 @@ def environment_of(given: Any) -> Environment | None:
         _folder("working_dir", about["working_dir"]) if "working_dir" in about else None,
         _modules(about["py_modules"]) if "py_modules" in about else None,
         _folders(about["import_paths"]) if "import_paths" in about else None,
+        _patterns(about.get("excludes", ())),
     )
     return None if found == Environment() else found
 
@@ -197,7 +226,7 @@ def _folder(key: str, given: Any) -> str:
 
 def _listed(key: str, given: Any) -> Sequence[Any]:
     if not isinstance(given, (list, tuple)):
-        raise TypeError(f"runtime_env's {key} is {given!r}; it must be a list of paths")
+        raise TypeError(f"runtime_env's {key} is {given!r}; it must be a list")
     return given
 
 
@@ -205,8 +234,18 @@ def _folders(given: Any) -> tuple[str, ...]:
     return tuple(_folder("import_paths", path) for path in _listed("import_paths", given))
 
 
+def _patterns(given: Any) -> tuple[str, ...]:
+    for pattern in _listed("excludes", given):
+        if not isinstance(pattern, str) or not pattern.strip("/") or pattern.startswith("!"):
+            raise ConfigError(
+                f"runtime_env's excludes has {pattern!r}; it must be a pattern such as 'data/*' or '*.csv'"
+            )
+    return tuple(given)
+
+
 def _modules(given: Any) -> tuple[str, ...]:
-    paths = tuple(_path("py_modules", path) for path in _listed("py_modules", given))
+    listed = [_path_of(one) if isinstance(one, ModuleType) else one for one in _listed("py_modules", given)]
+    paths = tuple(_path("py_modules", path) for path in listed)
     for path in paths:
         name = os.path.basename(path).removesuffix(".py")
         if not name.isidentifier() or not (os.path.isdir(path) or (path.endswith(".py") and os.path.isfile(path))):
@@ -215,3 +254,11 @@ def _modules(given: Any) -> tuple[str, ...]:
                 "called as it is imported"
             )
     return paths
+
+
+def _path_of(module: ModuleType) -> str:
+    """Return the folder of an imported package, or the file of a module."""
+    found = next(iter(getattr(module, "__path__", ())), None) or getattr(module, "__file__", None)
+    if found is None:
+        raise ConfigError(f"runtime_env's py_modules has the module {module.__name__!r}, which has no file")
+    return str(found)

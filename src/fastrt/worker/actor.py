@@ -156,7 +156,7 @@ class ActorWorker(Worker):
             self._load_plan()
             self.native_threads.for_actor(self.plan.demand, self.plan.environment)
             if self.plan.environment is not None:
-                environments.apply(self.plan.environment)
+                environments.apply(self._store, self.plan.environment)
         except Exception as exc:
             return f"its process could not be prepared: {exc}"
         try:

@@ -27,23 +27,41 @@ from fastrt.tasks.runtime_env import Environment
 _SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
 
 
-def apply(environment: Environment) -> None:
+def localized(store: Store, environment: Environment) -> Environment:
+    """Return an environment with the paths that its files have on this node.
+
+    Raises:
+        ConfigError: files of another node cannot be got.
+    """
+    if not environment.packages:
+        return environment
+    from fastrt.worker import packages  # here: few tasks have files
+
+    return packages.localized(store, environment)
+
+
+def apply(store: Store, environment: Environment, here: Environment | None = None) -> None:
     """Make an environment that of this process.
 
+    Args:
+        store: this process's attachment.
+        environment: as it came with the task or actor: those that are submitted from inside inherit it.
+        here: with the paths that its files have on this node, if they are known.
     Raises:
         ConfigError: a path in it does not exist on this machine.
     """
-    folders = environment.folders()
-    for path in [*folders, *(environment.py_modules or ())]:
+    here = here or localized(store, environment)
+    folders = here.folders()
+    for path in [*folders, *(here.py_modules or ())]:
         if not os.path.exists(path):
             raise ConfigError(
                 f"the runtime_env names {path}, which is not on this node ({socket.gethostname()}); put it there, or "
                 "keep its tasks where it is by scheduling="
             )
-    os.environ.update(dict(environment.env_vars or ()))
-    if environment.working_dir is not None:
+    os.environ.update(dict(here.env_vars or ()))
+    if here.working_dir is not None:
         try:
-            os.chdir(environment.working_dir)
+            os.chdir(here.working_dir)
         except OSError as exc:
             raise ConfigError(f"the runtime_env's working_dir cannot be entered: {exc}") from exc
     sys.path[:0] = folders
@@ -82,16 +100,20 @@ class Scope:
 
     Args:
         environment: the environment.
+        here: the environment with the paths that its files have on this node.
         store: this process's attachment.
         fixed: names of modules that are never replaced: all that the worker began with.
 
     Attributes:
+        here: as given.
         functions: those that were loaded in it.
     """
 
-    def __init__(self, environment: Environment, store: Store, fixed: Collection[str]) -> None:
+    def __init__(self, environment: Environment, here: Environment, store: Store, fixed: Collection[str]) -> None:
         self._environment = environment
-        self._folders = environment.folders()
+        self._store = store
+        self.here = here
+        self._folders = here.folders()
         self._fixed = fixed
         self._modules: dict[str, ModuleType] = {}  # found in its folders, while they are not in sys.modules
         self._others: dict[str, ModuleType] = {}  # contents of sys.modules outside, while they are there
@@ -120,7 +142,7 @@ class Scope:
         sys.modules.update(self._modules)
         self._globals_outside = namespaces.enter(self._environment)  # the names there can be modules of its folders
         try:
-            apply(self._environment)
+            apply(self._store, self._environment, self.here)
         except BaseException:
             self.leave()
             raise
@@ -195,7 +217,10 @@ class Environments:
             ConfigError: it cannot be entered.
         """
         key = core.info(self._store.client, task)["job"], environment
-        scope = self._scopes.pop(key, None) or Scope(environment, self._store, self._fixed)
+        here = localized(self._store, environment)
+        scope = self._scopes.pop(key, None)
+        if scope is None or scope.here != here:  # the files have gone from their place meanwhile
+            scope = Scope(environment, here, self._store, self._fixed)
         self._scopes[key] = scope
         if len(self._scopes) > _SCOPES_MAX:
             self._scopes.popitem(last=False)
