@@ -25,7 +25,7 @@ from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, TaskKey
 from fastrt.node.other_nodes import OtherNodes, load_of
 from fastrt.store.messages import DemandRow, NodeRow
-from fastrt.tasks.labels import ENDLESS, is_selector, matches
+from fastrt.tasks.labels import mark, matches
 from fastrt.tasks.resources import (
     CPU,
     INSIDE,
@@ -37,6 +37,7 @@ from fastrt.tasks.resources import (
     group_of,
     in_words,
     is_implied,
+    selectors_of,
 )
 
 _PATIENCE = 256
@@ -248,8 +249,8 @@ class Placing:
         """
         views = list(views)
         for view in views:
-            _mark(view.total, view.labels, self._selectors)
-            _mark(view.free, view.labels, self._selectors)
+            mark(view.total, view.labels, self._selectors)
+            mark(view.free, view.labels, self._selectors)
         self._others.see(views, left)
         self.changes += 1
         self.growth += 1
@@ -408,17 +409,9 @@ class Placing:
             self._others.stop_search((choice, priority))
 
     def _place(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
-        """The node that a task should run on now, by the first of its selectors that finds one.
-
-        Args:
-            demand: of the task.
-            priority: of its line.
-            short: resources that are kept for others.
-            now: the time.
-            near: bytes of the task's arguments by node.
-        """
+        """The node for a task now, by its first selector that finds one; `near` are the arguments' bytes by node."""
         found = (self._place_by(choice, priority, short, now, near) for choice in choices_of(demand))
-        return next((node for node in found if node is not None), None)
+        return next(filter(None, found), None)
 
     def _place_by(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
@@ -487,22 +480,21 @@ class Placing:
 
     def _learn(self, demand: Demand) -> None:
         """Give the resources that stand for the selectors of a demand to the nodes that match them."""
-        new = [name for name in _selectors_of(demand) if name not in self._selectors]
-        if not new:
+        if not (new := [name for name in selectors_of(demand) if name not in self._selectors]):
             return
         if len(self._selectors) >= self._selectors_most:
             self._forget_selectors()
         self._selectors.update(dict.fromkeys(new))
-        _mark(self.total, self.labels, new)
+        mark(self.total, self.labels, new)
         changed = [view for view in self.views.values() if any(matches(name, view.labels) for name in new)]
         for view in changed:
-            _mark(view.total, view.labels, new)
-            _mark(view.free, view.labels, new)
+            mark(view.total, view.labels, new)
+            mark(view.free, view.labels, new)
         self._others.see(changed, [])
 
     def _forget_selectors(self) -> None:
         """Forget the selectors that no known task, actor or bundle has."""
-        used = {name for entry in self._entries.values() for name in _selectors_of(entry.demand)}
+        used = {name for entry in self._entries.values() for name in selectors_of(entry.demand)}
         for name in [name for name in self._selectors if name not in used]:
             del self._selectors[name]
             self.total.pop(name, None)
@@ -596,19 +588,6 @@ class Placing:
                 self.used[name] = self.used.get(name, 0) + sign * parts
         if entry.place == HERE:
             self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
-
-
-def _mark(amounts: dict[str, int], labels: Mapping[str, str], selectors: Iterable[str]) -> None:
-    """Add the resources of selectors to the amounts of a node whose labels match them."""
-    for name in selectors:
-        if matches(name, labels):
-            amounts[name] = ENDLESS
-
-
-def _selectors_of(demand: Demand) -> list[str]:
-    """The resources that stand for selectors of a demand, and for each of their fallbacks."""
-    several = {demand, *choices_of(demand)}
-    return list(dict.fromkeys(name for one in several for name, _ in one.amounts if is_selector(name)))
 
 
 def _plain(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:

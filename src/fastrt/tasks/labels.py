@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -88,6 +88,13 @@ def matches(resource: str, labels: Mapping[str, str]) -> bool:
         all((labels.get(label) in values) != unwanted for label, unwanted, values in rules)
         for rules in _rules(resource)
     )
+
+
+def mark(amounts: dict[str, int], labels: Mapping[str, str], selectors: Iterable[str]) -> None:
+    """Add the resources of selectors to the amounts of a node whose labels match them."""
+    for name in selectors:
+        if matches(name, labels):
+            amounts[name] = ENDLESS
 
 
 def choices(resource: str) -> list[str]:

@@ -189,6 +189,12 @@ def choices_of(demand: Demand) -> tuple[Demand, ...]:
     return (demand,)
 
 
+def selectors_of(demand: Demand) -> list[str]:
+    """Return the resources that stand for selectors of a demand, and for each of their fallbacks."""
+    several = {demand, *choices_of(demand)}
+    return list(dict.fromkeys(name for one in several for name, _ in one.amounts if labels.is_selector(name)))
+
+
 def group_strategy(options: Mapping[str, Any]) -> Any:
     """Return the strategy of options that name a placement group; None when they name none."""
     for name in _PLACES:
