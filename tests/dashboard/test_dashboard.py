@@ -110,18 +110,18 @@ def test_failures_are_grouped_and_lead_to_the_traceback(rt, dash, wait_until):
             fastrt.get(ref)
     name = "<img src=x onerror=alert(1)>"
     groups = dash.view("failures")["groups"]
-    (row,) = [row for row in groups["rows"] if row[0] == name]
+    (row,) = [row for row in groups["rows"] if row[1] == name]
     assert (row[3:6], row[2].startswith("test_dashboard.py:")) == ([2, 0, 0], True)
-    group = dash.view(row[1]["view"], **row[1]["args"])
+    group = dash.view(row[0]["view"], **row[0]["args"])
     assert facts_of(group["group"])["failures"] == 2
-    (link,) = [row[2] for row in group["newest"]["rows"] if row[2]["text"] == "ValueError: row 1 is empty"]
+    (link,) = [row[0] for row in group["newest"]["rows"] if row[0]["text"] == "ValueError: row 1 is empty"]
     one = dash.view(link["view"], **link["args"])
     assert one["error"]["text"] == "ValueError: row 1 is empty"
     assert "in fails\n    raise ValueError" in one["traceback"]["text"]
     about = facts_of(one["failure"])
     assert (about["function"], about["outcome"], about["attempt"]) == (name, "the task has failed", 1)
     task = dash.view("task", task=about["task"])
-    assert [row[2]["args"] for row in task["failures"]["rows"]] == [link["args"]]
+    assert [row[0]["args"] for row in task["failures"]["rows"]] == [link["args"]]
     wait_until(lambda: [row[1] for row in dash.view("overview")["failures"]["rows"]][:1] == [name], "the next overview")
     (ended,) = [row for row in rows_of(dash.view("tasks")["ended"]) if row[0] == name]
     assert ended[2:5] == [2, 0, 2]
@@ -176,6 +176,17 @@ def test_queued_task_is_cancelled(rt, dash, tmp_path, wait_until):
     assert dash.post("/act/cancel", task=5)[0] == 400
     gate.touch()
     fastrt.get(running)
+
+
+def test_tasks_that_wait_for_resources_are_listed_by_their_demand(rt, dash, tmp_path, wait_until):
+    gate = tmp_path / "gate"
+    running = held.options(num_cpus=2).remote(str(gate))
+    wait_until(lambda: len(dash.view("rows", state="running")["rows"]["rows"]) == 1, "the first to run")
+    refs = [double.options(num_cpus=2).remote(k) for k in range(3)]
+    wait_until(lambda: dash.view("nodes")["demand"]["rows"] == [["tasks", "CPU 2", 3, "waiting", "", ""]], "the demand")
+    gate.touch()
+    fastrt.get([running, *refs])
+    wait_until(lambda: not dash.view("nodes")["demand"]["rows"], "no demand")
 
 
 def test_memory_shows_kinds_and_holders(rt, dash):
@@ -324,8 +335,8 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         assert "now" in ended
         assert "The session has ended" in dash.view("memory", session=name)["ended"]["text"]
         (row,) = dash.view("failures", session=name)["newest"]["rows"]
-        assert row[2]["text"].startswith("TypeError: 'int' object is not iterable")
-        assert "traceback" in dash.view("failure", session=name, **row[2]["args"])
+        assert row[0]["text"].startswith("TypeError: 'int' object is not iterable")
+        assert "traceback" in dash.view("failure", session=name, **row[0]["args"])
         assert [line[5] for line in dash.view("logs", session=name)["log"]["lines"]] == ["before the end"]
         stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
         stream.request("GET", "/stream?view=overview", headers={"authorization": f"Bearer {dash.token}"})

@@ -5,11 +5,11 @@ from collections import deque
 import pytest
 
 from fastrt.dashboard import log_readers, recorder, sections
-from fastrt.dashboard.causes import Load, limit
+from fastrt.dashboard.causes import Load, advice, limit
 from fastrt.dashboard.recorder import Slice
 from fastrt.dashboard.watched import Rates, Sample
 from fastrt.node.log_files import LogLine
-from fastrt.observe.ended import Failure, grouped
+from fastrt.observe.ended import Failure, Outcome, grouped
 from fastrt.tasks.marks import Source
 
 
@@ -94,3 +94,23 @@ def test_log_lines_fit_on_a_page():
     found = log_readers.fitting(deque(lines))
     assert 40 < len(found) < 60
     assert found[-1].text == f"399{'x' * 1997}... (5,003 characters)"
+
+
+@pytest.mark.parametrize(
+    ("load", "outcomes", "words"),
+    [
+        (Load(2, impossible=1), [], "1 task or actor can never start"),
+        (Load(2, impossible=2), [], "2 tasks and actors can never start"),
+        (Load(2), [Outcome("f", crashed=3), Outcome("g", crashed=1)], "tasks of f (3), g (1)"),
+        (Load(2), [Outcome("f", succeeded=80, retried=10)], "More than a tenth of the attempts of f"),
+        (Load(2, used=95, room=100), [], "The store is 95 % full"),
+    ],
+)
+def test_advice_names_the_cause(load, outcomes, words):
+    (found,) = advice(load, outcomes)
+    assert words in found
+
+
+def test_advice_is_not_given_without_a_cause():
+    assert advice(Load(2, used=80, room=100), [Outcome("f", succeeded=95, retried=5)]) == []
+    assert advice(Load(2, used=95, room=100, is_spilling=True), []) == []

@@ -1,8 +1,15 @@
-"""Says in one sentence what limits a program now; pure."""
+"""Says in one sentence what limits a program now, and what would make it better; pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from fastrt.observe.ended import Outcome
+
+_NEARLY_FULL = 0.9  # of the store
+_OFTEN = 0.1  # of a function's attempts
+_FUNCTIONS = 3  # that an advice names
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,7 @@ class Load:
         ready: tasks that only lack a worker.
         for_values: tasks that wait for a value of another task.
         for_resources: tasks that wait for resources.
+        impossible: tasks and actors that wait for resources that no node has, also when it is idle.
         calls: running calls of actors.
         rate: tasks and calls that ended in the last second.
         used, room: bytes of the store.
@@ -28,6 +36,7 @@ class Load:
     ready: int = 0
     for_values: int = 0
     for_resources: int = 0
+    impossible: int = 0
     calls: int = 0
     rate: float = 0.0
     used: int = 0
@@ -39,6 +48,39 @@ def limit(load: Load) -> str:
     """Name the most telling cause that keeps the program from being faster."""
     store = " The store is full, and values go to files: raise object_store_memory or drop references."
     return _limit(load) + (store if load.is_spilling else "")
+
+
+def advice(load: Load, outcomes: Iterable[Outcome]) -> list[str]:
+    """Advice about causes of lost time that the figures show, the most urgent first.
+
+    Args:
+        load: of this moment.
+        outcomes: how the tasks have ended, by function.
+    """
+    found = []
+    if load.impossible:
+        found.append(
+            f"{_many(load.impossible, 'task or actor', 'tasks and actors')} can never start: no node has the resources "
+            "that they demand. The page Nodes shows which; lower the demand or add a node."
+        )
+    some = list(outcomes)
+    crashed = sorted((one for one in some if one.crashed), key=lambda one: -one.crashed)
+    if crashed:
+        names = ", ".join(f"{one.name} ({one.crashed:,})" for one in crashed[:_FUNCTIONS])
+        found.append(
+            f"Processes died while they ran tasks of {names}. The page Failures has the signals, and the log of the "
+            "process its last lines."
+        )
+    again = [one for one in some if one.retried > _OFTEN * (one.ended + one.retried)]
+    if again:
+        names = ", ".join(one.name for one in sorted(again, key=lambda one: -one.retried)[:_FUNCTIONS])
+        found.append(f"More than a tenth of the attempts of {names} failed and ran again: their time is lost.")
+    if load.room and load.used > _NEARLY_FULL * load.room and not load.is_spilling:
+        found.append(
+            f"The store is {100 * load.used / load.room:.0f} % full; when it is full, values go to files. The page "
+            "Memory shows what holds them."
+        )
+    return found
 
 
 def _limit(load: Load) -> str:
@@ -73,8 +115,8 @@ def _limit(load: Load) -> str:
     return "Nothing runs: no task is running or queued."
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _many(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
 
 
 def _are(number: int, what: str) -> str:

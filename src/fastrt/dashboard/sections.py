@@ -27,6 +27,11 @@ def text(name: str, words: str, tone: str = "plain") -> Section:
     return {"id": name, "kind": "text", "text": words, "tone": tone}
 
 
+def points(name: str, title: str, words: Iterable[str]) -> Section:
+    """Several sentences, one below the other."""
+    return {"id": name, "kind": "points", "title": title, "points": list(words)}
+
+
 def facts(name: str, values: Iterable[tuple[str, Any, str]]) -> Section:
     """Figures beside each other: (label, value, how to write it)."""
     return {"id": name, "kind": "facts", "facts": [list(one) for one in values]}

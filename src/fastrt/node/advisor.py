@@ -53,15 +53,8 @@ class Advisor:
             self._say(f"fastrt: {text} (FASTRT_ADVICE=0 keeps such advice away)\n")
 
     def _tiny_values(self) -> None:
-        if "tiny" in self._given:
-            return
-        there = inspect.small_values(self._client, _SAMPLE, _TINY_BYTES)
-        if there >= _TINY_MANY:
-            self._give(
-                "tiny",
-                f"about {there:,} small values that were put one by one are alive; each is an object of its own. Put "
-                "lists of them, or pass them as arguments: small ones travel with the task",
-            )
+        if "tiny" not in self._given and (text := on_tiny_values(self._client)):
+            self._give("tiny", text)
 
     def _blocked_workers(self, now: float) -> None:
         pool = self._pool
@@ -77,3 +70,14 @@ class Advisor:
                 "are queued and no more workers can be started in their place. Pass references as arguments instead of "
                 "getting them inside (a task whose arguments are not ready needs no worker)",
             )
+
+
+def on_tiny_values(client: Client) -> str:
+    """Advice for a program with very many small values; "" if there are few, by a sample of the objects."""
+    there = inspect.small_values(client, _SAMPLE, _TINY_BYTES)
+    if there < _TINY_MANY:
+        return ""
+    return (
+        f"about {there:,} small values that were put one by one are alive; each is an object of its own. Put "
+        "lists of them, or pass them as arguments: small ones travel with the task"
+    )

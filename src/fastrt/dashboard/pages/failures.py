@@ -12,8 +12,8 @@ from fastrt.observe.ended import Failure, grouped
 _GROUPS, _ROWS, _FIRST = 100, 50, 15
 _ALL = sections.link("all failures", "failures")
 COLUMNS = [
-    ("number", "count"), ("function", "text"), ("error", "message"), ("attempt", "count"), ("outcome", "state"),
-    ("process", "code"), ("when", "time"),
+    ("error", "message"), ("function", "text"), ("attempt", "count"), ("outcome", "state"), ("process", "code"),
+    ("when", "time"),
 ]  # fmt: skip
 
 
@@ -27,11 +27,11 @@ def failures(session: Watched, args: Mapping[str, str]) -> list[Section]:
     return [
         sections.table(
             "groups", f"{_many(len(found), 'kept failure')} in {_many(len(groups), 'group')}", [
-                ("function", "text"), ("error", "message"), ("line", "code"), ("failures", "count"),
+                ("error", "message"), ("function", "text"), ("line", "code"), ("failures", "count"),
                 ("retried", "count"), ("mended by a retry", "count"), ("last", "time"),
             ], (
                 (
-                    some[-1].name, _to_group(some), _short(some[-1]), len(some), sum(one.retried for one in some),
+                    _to_group(some), some[-1].name, _short(some[-1]), len(some), sum(one.retried for one in some),
                     sum(one.mended for one in some), some[-1].time,
                 ) for some in groups[:_GROUPS]
             ), "Nothing has failed. The last 1,024 failures of the session are kept and will be here.",
@@ -108,8 +108,8 @@ def _newest(found: Sequence[Failure], most: int) -> Section:
 
 def _row(one: Failure) -> tuple[object, ...]:
     line = f"{one.type}: {one.message}".partition("\n")[0]
-    return (one.number, one.name, sections.link(line, "failure", number=one.number), one.attempt, _outcome(one),
-            sections.link(one.pid, "process", pid=one.pid), one.time)  # fmt: skip
+    process = one.pid if one.node else sections.link(one.pid, "process", pid=one.pid)
+    return sections.link(line, "failure", number=one.number), one.name, one.attempt, _outcome(one), process, one.time
 
 
 def _to_group(some: Sequence[Failure]) -> Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastrt.dashboard import sections
 from fastrt.dashboard.pages import stacks, tasks
@@ -10,7 +11,7 @@ from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.errors import AttachError
 from fastrt.observe import listing, reading
-from fastrt.runtime.nodes import nodes_at
+from fastrt.runtime.nodes import demand_at, nodes_at
 from fastrt.store import join, messages
 from fastrt.store.client import Store
 from fastrt.tasks.placement_group import row_of
@@ -64,16 +65,18 @@ def process(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sec
 
 
 def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """The nodes of the cluster, their resources, and the placement groups."""
+    """The nodes of the cluster, their resources, the demand that waits, and the placement groups."""
     try:
         found = nodes_at(store.socket_path)
+        demand = demand_at(store.socket_path)
         groups = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, timeout_s=2.0).groups
     except AttachError as exc:
         return [sections.text("away", f"The node daemon does not answer: {exc}", "bad")]
     names = {node["NodeID"]: node["NodeName"] or "this node" for node in found}
     rows = [
-        (sections.link(names[node["NodeID"]], "logs", node=node["NodeID"]), node["NodeID"][:8], name, total,
-         node["Available"].get(name, 0.0), sections.share(total - node["Available"].get(name, 0.0), total))
+        (sections.link(names[node["NodeID"]], "logs", node=node["NodeID"]), node["NodeID"][:8],
+         "memory, GiB" if name == "memory" else name, _of(name, total), _of(name, node["Available"].get(name, 0.0)),
+         sections.share(total - node["Available"].get(name, 0.0), total))
         for node in found for name, total in sorted(node["Resources"].items())
     ]  # fmt: skip
     made = [row_of(group) for group in groups]
@@ -84,6 +87,7 @@ def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
                 ("in use", "share"),
             ], rows, "The session has no resources.",
         ),
+        *_waiting(demand, names),
         sections.table(
             "groups", "Placement groups", [
                 ("id", "code"), ("strategy", "text"), ("state", "state"), ("bundles", "text"), ("on", "text"),
@@ -98,5 +102,48 @@ def nodes(session: Watched, store: Store, args: Mapping[str, str]) -> list[Secti
     ]  # fmt: skip
 
 
+def _waiting(demand: Mapping[str, Any], names: Mapping[str, str]) -> list[Section]:
+    """The tasks, actors and bundles that wait for resources, by their demand."""
+    rows = [
+        (
+            f"{row['kind']}s", _amounts(row["resources"]) or "any", row["count"],
+            "waiting" if row["is_feasible"] else "never",
+            ", ".join(f"{label}={wanted}" for label, wanted in sorted(row["label_selector"].items())),
+            names.get(row["scheduling"], row["scheduling"][:16]) + " or another" * (
+                row["is_soft"] and row["scheduling"] in names
+            ),
+        ) for row in demand["tasks"][:_ROWS]
+    ]  # fmt: skip
+    rows += [
+        ("bundles of a group", _amounts(one), 1, "waiting", "", group["strategy"])
+        for group in demand["placement_groups"][:_ROWS] for one in group["bundles"]
+    ]  # fmt: skip
+    left = len(demand["tasks"]) - _ROWS
+    notes = [
+        *([f"{left:,} more demands are not shown."] if left > 0 else []),
+        *([f"{demand['more']:,} more tasks and actors with other demands wait."] if demand["more"] else []),
+        *([f"{demand['queued_tasks']:,} tasks wait for nothing but a worker."] if demand["queued_tasks"] else []),
+        *(["Requested by request_resources: " + "; ".join(map(_amounts, demand["requested"][:_ROWS]))]
+          if demand["requested"] else []),
+    ]  # fmt: skip
+    return [
+        sections.table(
+            "demand", "Demand that waits on this node", [
+                ("kind", "text"), ("resources", "text"), ("how many", "count"), ("state", "state"), ("labels", "text"),
+                ("where", "text"),
+            ], rows, "Nothing: each task, actor and placement group has what it demands.",
+            sections.link("waiting tasks", "rows", state="waiting") if rows else None,
+        ),
+        *([sections.points("notes", "More about the demand", notes)] if notes else []),
+    ]  # fmt: skip
+
+
 def _amounts(bundle: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(bundle.items()))
+    return ", ".join(
+        f"{name} {_of(name, amount):.3g}{' GiB' * (name == 'memory')}" for name, amount in sorted(bundle.items())
+    )
+
+
+def _of(name: str, amount: float) -> float:
+    """An amount of a resource; memory in GiB."""
+    return amount / (1 << 30) if name == "memory" else amount

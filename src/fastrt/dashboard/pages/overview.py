@@ -10,7 +10,10 @@ from fastrt.dashboard.causes import Load
 from fastrt.dashboard.pages import failures
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Rates, Watched
+from fastrt.errors import AttachError
+from fastrt.node.advisor import on_tiny_values
 from fastrt.observe import ended, reading
+from fastrt.runtime.nodes import demand_at
 from fastrt.store.client import Store
 
 _POINTS = 150  # of a chart
@@ -19,7 +22,7 @@ _SAMPLE = 100  # waiting tasks
 
 
 def overview(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """Throughput, queue, workers, store and processors; the limiting cause; and the last failures."""
+    """Throughput, queue, workers, store and processors; the limiting cause, advice, and the last failures."""
     if not session.samples:
         return [sections.text("wait", "The first figures come in a second.")]
     now, rates = session.samples[-1], session.rates
@@ -28,12 +31,14 @@ def overview(session: Watched, store: Store, args: Mapping[str, str]) -> list[Se
     waiting = states.get("waiting", 0)
     held = _held(store, waiting)
     load = Load(
-        now.workers, now.busy, now.blocked, now.queued, waiting - held, held, now.calls,
-        rates.tasks, now.used, now.room, rates.spilled > 0,
+        now.workers, now.busy, now.blocked, now.queued, waiting - held, held, _impossible(store) if held else 0,
+        now.calls, rates.tasks, now.used, now.room, rates.spilled > 0,
     )  # fmt: skip
     outcomes = ended.outcomes(store)
+    words = [*causes.advice(load, outcomes), *filter(None, [on_tiny_values(store.client)])]
     return [
         sections.text("limit", causes.limit(load), "big"),
+        *([sections.points("advice", "Advice", (one[:1].upper() + one[1:] for one in words))] if words else []),
         sections.facts("now", [
             ("tasks ended", sum(one.ended for one in outcomes), "count"),
             ("failed", sum(one.failed + one.crashed for one in outcomes), "count"), ("a second", rates.tasks, "number"),
@@ -60,6 +65,14 @@ def _held(store: Store, waiting: int) -> int:
     some = reading.page(store, "tasks", {"state": "waiting"}, limit=_SAMPLE).rows
     held = sum(row["waits_for"] == "resources" for row in some)
     return int(waiting * held // max(1, len(some)))
+
+
+def _impossible(store: Store) -> int:
+    """How many tasks and actors wait for resources that no node has; 0 if the daemon does not answer."""
+    try:
+        return sum(row["count"] for row in demand_at(store.socket_path)["tasks"] if not row["is_feasible"])
+    except AttachError:
+        return 0
 
 
 def _charts(session: Watched) -> list[Section]:

@@ -31,6 +31,8 @@ export function write(value, kind) {
 const KINDS = {
   text: section => make("p", {class: `words ${section.tone}`}, section.text),
 
+  points: section => make("section", {}, make("h2", {}, section.title), make("ul", {class: "points"}, ...section.points.map(one => make("li", {}, one)))),
+
   facts: section => make("dl", {class: "facts"}, ...section.facts.map(([label, value, kind]) =>
     make("div", {}, make("dt", {}, label), make("dd", {class: kind === "state" ? `state ${value}` : kind}, write(value, kind))))),
 
