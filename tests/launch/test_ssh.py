@@ -15,6 +15,7 @@ import fastrt
 from fastrt.errors import ConfigError
 from fastrt.launch.ssh import SshHost, parse_hosts
 from support.cluster import FASTRT
+from support.jax_members import MEMBERS
 from support.jobs import APP, SLOW, WAIT, captured, is_swept, kill_all, needs, rest_of
 from support.sshd import PROGRAMS, Sshds
 
@@ -282,6 +283,12 @@ def test_nothing_readable_goes_over_the_network_and_the_token_is_in_no_command_l
     secrets = ("marker-of-a-value-4711", "large-marker-", token, "fastrt1-", "echo", "cloudpickle", "__main__")
     for secret in (*secrets, "fastrt.launch", str(tmp_path)):
         assert secret.encode() not in seen, secret
+
+
+@long
+def test_tasks_of_all_hosts_meet_at_the_coordinator_for_jax(job, program):
+    code, out, err = job.run("--jax", "--hosts", "n1,n2", program(MEMBERS))
+    assert (code, out) == (0, "[(0, '3', 3), (1, '3', 3), (2, '3', 3)] 0 127.0.0.1:0\n"), err
 
 
 @long

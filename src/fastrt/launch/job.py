@@ -27,7 +27,7 @@ from fastrt.launch.servers import ServerOptions, Servers
 from fastrt.launch.ssh import SshHost, SshNodes, address_towards
 from fastrt.net.address import is_loopback_host, join_address, reachable
 from fastrt.net.grpc.identity import Identity, new_token
-from fastrt.runtime.node_service import Node, NodeOptions
+from fastrt.runtime.node_service import Ahead, Node, NodeOptions
 from fastrt.runtime.nodes import nodes_at
 from fastrt.runtime.session import Embedded, start
 
@@ -306,14 +306,19 @@ class _First(_Part):
         """
         config = self.config()
         options = self.node_options(config, host, None)
-        runtime = start(config, cluster=True)
+        ahead = Ahead(is_head=True)
+        try:
+            runtime = start(config, cluster=True)
+        except BaseException:
+            ahead.close()
+            raise
         doors = {}
         if self.options.jax:
             self._coordinator = str(Path(runtime.socket_path).with_name(_JAX))  # the folder is this user's alone
             job = {"num_tasks": self.place.size}
             options = replace(options, coordinator=f"unix:{self._coordinator}", job=job)
             doors[_JAX] = self.connect_to_coordinator
-        return Node(options, runtime, lambda head: meeting.open({"port": int(head.rpartition(":")[2])}, doors))
+        return Node(options, runtime, ahead, lambda head: meeting.open({"port": int(head.rpartition(":")[2])}, doors))
 
     def _publish(self, text: str) -> None:
         assert self.board is not None
@@ -436,13 +441,20 @@ class _Other(_Part):
         finding: Future[Attendance] = Future()
         threading.Thread(target=_fill, args=[finding, self._attend], name="fastrt-attend", daemon=True).start()
         config = self.config()
-        runtime = start(config, cluster=True)
+        ahead = Ahead(is_head=False)
+        try:
+            runtime = start(config, cluster=True)
+        except BaseException:
+            ahead.close()
+            raise
         try:
             attendance = self._found(finding)
         except BaseException:
+            ahead.close()
             runtime.end_for_all()
             raise
         if attendance is None:
+            ahead.close()
             runtime.end_for_all()
             return 0
         self._meeting = attendance.address
@@ -452,7 +464,7 @@ class _Other(_Part):
         threading.Thread(target=self._give_up, args=[runtime, is_up], name="fastrt-give-up", daemon=True).start()
         try:
             host = self.options.host or attendance.host
-            with Node(self.node_options(config, host, attendance.where["head"]), runtime) as node:
+            with Node(self.node_options(config, host, attendance.where["head"]), runtime, ahead) as node:
                 is_up.set()
                 watching = self.watched(node)
                 try:

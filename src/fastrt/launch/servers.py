@@ -17,7 +17,7 @@ from fastrt.errors import FastrtError
 from fastrt.folders import replace_private
 from fastrt.foreign_text import read_object
 from fastrt.net import supervise
-from fastrt.runtime.processes import spawn_service
+from fastrt.runtime.processes import prepare_service, start_service
 
 _TOKEN = "ps_token"  # in the session's folder, which is this user's alone
 _END_S = 10.0
@@ -58,7 +58,8 @@ class Servers:
         self._process: subprocess.Popen[bytes] | None = None
         if options.count:
             settings = {**vars(options), "socket": socket_path, "host": host}
-            self._process, address = spawn_service("fastrt.launch.servers", settings, patience_s)
+            self._process = prepare_service("fastrt.launch.servers", "servers")
+            address = start_service(self._process, settings, patience_s)
             token = str(Path(socket_path).with_name(_TOKEN))
             self.variables = {"FASTRT_PS_ADDRESS": address, "FASTRT_PS_TOKEN_FILE": token}
 

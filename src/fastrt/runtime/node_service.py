@@ -28,7 +28,7 @@ from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.nodefile import NodeFile, nodes_here
-from fastrt.runtime.processes import spawn_service
+from fastrt.runtime.processes import prepare_service, start_service
 from fastrt.runtime.session import Embedded, start
 
 _RESTART_S = 0.2  # before a process that was killed is restarted
@@ -38,6 +38,7 @@ _TOKEN = "token"  # in the session's folder
 # gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
 # suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
 _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
+_LINKED = ("head", "standby", "uplink")
 _MODULES = {
     "head": "fastrt.cluster.head",
     "standby": "fastrt.cluster.head",
@@ -94,6 +95,30 @@ class NodeOptions:
     grace_s: float = 30.0
 
 
+class Ahead:
+    """The processes of a node that begin to import their modules while its session starts.
+
+    Args:
+        is_head: whether the node is the head's.
+    """
+
+    def __init__(self, is_head: bool) -> None:
+        names = ("head", "uplink") if is_head else ("uplink",)
+        self._processes = {name: prepare_service(_MODULES[name], name, **_TLS_1_3) for name in names}
+
+    def take(self, name: str) -> subprocess.Popen[bytes] | None:
+        """Return the process with a name, once; None: there is none."""
+        return self._processes.pop(name, None)
+
+    def close(self) -> None:
+        """End the processes that were not used."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        while self._processes:
+            supervise.reap(self._processes.popitem()[1], _END_S)
+
+
 class Node:
     """A running node, for a `with` statement or an explicit `close`.
 
@@ -108,6 +133,7 @@ class Node:
     Args:
         options: its settings.
         runtime: a session that was started for it with these settings, and belongs to it now; None: it starts one.
+        ahead: its processes that were started before the session, and belong to it now.
         head_is_up: called with the head's address once the head of this node serves, before its other processes start:
             other nodes may join already.
 
@@ -116,14 +142,23 @@ class Node:
     """
 
     def __init__(
-        self, options: NodeOptions, runtime: Embedded | None = None, head_is_up: Callable[[str], None] | None = None
+        self,
+        options: NodeOptions,
+        runtime: Embedded | None = None,
+        ahead: Ahead | None = None,
+        head_is_up: Callable[[str], None] | None = None,
     ) -> None:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
         self._stopping = self._is_leaving = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._runtime = start(options.config, True, options.head is None) if runtime is None else runtime
+        self._ahead = Ahead(options.head is None) if ahead is None else ahead
+        try:
+            self._runtime = start(options.config, True, options.head is None) if runtime is None else runtime
+        except BaseException:
+            self._ahead.close()
+            raise
         self.session = self._runtime.session
         self.socket_path = self._runtime.socket_path
         # Where each process serves: first the configured address, then the one it had before.
@@ -199,6 +234,7 @@ class Node:
 
     def close(self) -> None:
         """End all processes of the node and remove the session."""
+        self._ahead.close()
         for child in reversed(self._children.values()):
             child.send_signal(signal.SIGTERM)
         for child in self._children.values():
@@ -254,8 +290,10 @@ class Node:
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
             settings |= {"accept_loss": options.accept_loss and name not in self._children}  # at the first start only
         module = _MODULES.get(name, "fastrt.runtime.side_services")
-        env = _TLS_1_3 if name in ("head", "standby", "uplink") else {}
-        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
+        env = _TLS_1_3 if name in _LINKED else {}
+        ahead = self._ahead.take(name)
+        child = prepare_service(module, name, **env) if ahead is None else ahead
+        self.addresses[name] = start_service(child, settings, options.config.start_timeout_s)
         self._children[name] = child
 
     @property

@@ -7,6 +7,7 @@ along, and the daemon ends when it notices: both are started again, and the task
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -138,34 +139,44 @@ def _occupy_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
-def spawn_service(
-    module: str, settings: dict[str, Any], patience_s: float, **env: str
-) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a service process, and wait until it serves.
+def prepare_service(module: str, name: str, **env: str) -> subprocess.Popen[bytes]:
+    """Start a service process, which imports its module and waits for `start_service`.
 
-    It runs `main(SETTINGS)` of the module, writes a line of JSON with its address to standard output, and ends when its
-    standard input does.
+    It ends when its standard input does, which is a pipe of this process.
 
     Args:
         module: of this package.
-        settings: its argument, as JSON.
-        patience_s: how long it may take.
+        name: shown by `ps` and `top` after `fastrt-`.
         **env: variables beside this process's own.
-    Returns:
-        The process, and the address.
-    Raises:
-        FastrtError: it ended, or did not answer in time; its own error output says why.
     """
     import subprocess
 
     # gRPC writes two lines to stderr for each failed handshake: a stranger could fill a disk with them.
     quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
     pipe = subprocess.PIPE
-    name, words = module.rpartition(".")[2], json.dumps(settings)
-    process = spawn(module, "main(sys.argv[1])", words, name=name, stdin=pipe, stdout=pipe, env=quiet)
+    call = "settings = sys.stdin.buffer.readline(); settings and main(settings.decode())"
+    return spawn(module, call, name=name, stdin=pipe, stdout=pipe, env=quiet)
+
+
+def start_service(process: subprocess.Popen[bytes], settings: dict[str, Any], patience_s: float) -> str:
+    """Have a prepared process run `main(SETTINGS)`, and wait until it has written a line of JSON with its address.
+
+    Args:
+        process: of `prepare_service`.
+        settings: the argument, as JSON.
+        patience_s: how long it may take.
+    Returns:
+        The address.
+    Raises:
+        FastrtError: it ended, or did not answer in time; its own error output says why.
+    """
+    assert process.stdin is not None
     assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
     if not line:
         reap(process, 0)
-        raise FastrtError(f"{module} did not start to serve; its error output says why")
-    return process, str(read_object(line, f"the answer of {module}", {"address": str}, own=True)["address"])
+        raise FastrtError(f"process {process.pid} did not start to serve; its error output says why")
+    return str(read_object(line, "the answer of a service", {"address": str}, own=True)["address"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
 
+from fastrt.cluster.questions import Answer, Question
 from fastrt.cluster.uplink import Uplink
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.net.grpc import streams
-from fastrt.observe import answers
 from fastrt.store import join
 from fastrt.store.client import Store
 
@@ -33,7 +32,13 @@ def main(argument: str) -> None:
         async def run() -> None:
             store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
             store.serves, store.socket_path = True, settings["socket"]
-            await Uplink(store, settings, access, daemon, partial(answers.answer, store)).run()
+
+            def answer(question: Question) -> Answer:
+                from fastrt.observe import answers  # at the first question: its modules are a part of each start
+
+                return answers.answer(store, question)
+
+            await Uplink(store, settings, access, daemon, answer).run()
 
         asyncio.run(run())
         client.close()
