@@ -9,7 +9,6 @@ import pytest
 from fastrt.net.grpc.descriptors import message_set
 
 SEED = 20240
-MESSAGES = 10_000
 IN_FLIGHT = 200
 EDGES = [0, 1, -1, 2, 7, 2**31 - 1, -(2**31)]
 TEXTS = ["", "/", "a", "a/b", "//x//", "é\u0000", "k" * 300]
@@ -74,21 +73,22 @@ def one_body(rng: random.Random, request: Any) -> bytes:
     return bytes(body)
 
 
-def test_ten_thousand_bad_messages_leave_the_service_right(serve: Any, raw: Any, refused: Any) -> None:
+@pytest.mark.parametrize("messages", [3_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_thousands_of_bad_messages_leave_the_service_right(serve: Any, raw: Any, refused: Any, messages: int) -> None:
     service = serve(3)
     calls = raw(service.address)
     rng = random.Random(SEED)
     methods = requests()
     outcomes: dict[str, int] = {}
     open_calls: list[Any] = []
-    for number in range(MESSAGES):
+    for number in range(messages):
         path, request = methods[number % len(methods)]
         open_calls.append(calls.bytes(path, one_body(rng, request), timeout=20))
         if len(open_calls) >= IN_FLIGHT:
             settle(open_calls, outcomes)
     settle(open_calls, outcomes)
-    assert outcomes.get("OK", 0) > 200
-    assert outcomes.get("INVALID_ARGUMENT", 0) > 500
+    assert outcomes.get("OK", 0) > messages // 50
+    assert outcomes.get("INVALID_ARGUMENT", 0) > messages // 20
     # These would mean that the service itself failed, or did not say what was wrong.
     assert not {"UNKNOWN", "UNAVAILABLE", "DATA_LOSS"} & outcomes.keys() - reported(), outcomes
     service._core.state.check_invariants()
