@@ -23,7 +23,7 @@ PAGES = [
 # Pages whose programs and commands belong together, and the tests that run them.
 ELSEWHERE = {"docs/peers.md": "tests/runtime/test_peers.py"}
 # Of these all programs run in each run of the tests, of other pages the first; the others are long tests.
-READ_FIRST = ["README.md", "docs/start.md", "docs/tasks.md", "docs/actors.md"]
+READ_FIRST = ["README.md", "docs/start.md"]
 # Programs with these imports run in `make check`, which installs the libraries; JAX has an environment of its own.
 LIBRARIES = {"dask": r"^import fastrt\.dask", "joblib": r"^import fastrt\.joblib", "jax": r"^import jax"}
 JAX_PYTHON = ROOT / ".cache/jax/0.10.2/bin/python"

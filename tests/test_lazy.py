@@ -78,7 +78,7 @@ def test_worker_has_what_tasks_use_from_the_start(rt):
     "code",
     [
         "import fastrt; print(fastrt.get(fastrt.put(1)))",
-        "from fastrt import put, get; print(get(put(1)))",
+        pytest.param("from fastrt import put, get; print(get(put(1)))", marks=pytest.mark.long),
         "from fastrt.util import Pool; print(Pool(1).apply(abs, (-1,)))",
         "from fastrt.util.queue import Queue; q = Queue(); q.put(1); print(q.get())",
         "from fastrt.actor import ActorClass; import builtins; print(ActorClass(complex).remote(1).__class__ and 1)",

@@ -59,7 +59,7 @@ def member(address: str, role: Role, name: str, token: str | None) -> ClusterMem
     return made
 
 
-@pytest.mark.parametrize("anonymous", [False, True])
+@pytest.mark.parametrize("anonymous", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_path: Path, anonymous: bool) -> None:
     words = ("--num-workers", "2", "--num-servers", "1", "--state-dir", str(tmp_path / "state"))
     secret = () if anonymous else ("--token-file", str(tmp_path / "token"))

@@ -25,6 +25,7 @@ def test_tasks_of_each_rank_meet_at_the_coordinator(command, program):
     assert other.returncode == 0
 
 
+@pytest.mark.long  # two ranks meet in each run
 def test_single_process_has_a_coordinator_too(command, program):
     code, out, err = command.run("--jax", "--num-workers", "1", program(MEMBERS))
     assert (code, out) == (0, "[(0, '1', 1)] 0 127.0.0.1:0\n"), err

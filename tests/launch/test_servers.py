@@ -1,5 +1,7 @@
 """`fastrt run --ps N`: parameter servers that the program finds, and that end after it."""
 
+import pytest
+
 TRAIN = """
 import os
 import numpy as np
@@ -20,6 +22,7 @@ with fastrt.init(), ps.connect() as cluster:
 """
 
 
+@pytest.mark.long  # the servers of two ranks serve in each run
 def test_program_alone_finds_its_servers_and_they_end_with_it(command, program):
     code, out, err = command.run("--ps", "2", "--num-workers", "1", program(TRAIN.replace("WORKERS", "1")))
     assert (code, out) == (0, "2.0 2\nalone\n"), err

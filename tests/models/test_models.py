@@ -31,7 +31,7 @@ MODELS = [
 ]
 SCENARIOS = [(model, scenario) for model in MODELS for scenario in model.SCENARIOS]
 # Seconds of CPU each.
-LARGE = {"Janitor-all", "Objects-handover", "Allocator-runs"}
+LARGE = {"Janitor-all", "Objects-handover", "Objects-relay", "Allocator-runs", "Waiting-chain"}
 DEPTH = int(os.environ.get("FASTRT_MODEL_DEPTH", "0"))
 DETECTED: dict[str, Result] = {}  # with the shortest trace of each
 TRIED: list[str] = []

@@ -143,7 +143,7 @@ def test_folder_that_others_may_enter_is_not_used_until_that_is_mended(tmp_path,
         del refs
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+@pytest.mark.parametrize("damage", ["missing", pytest.param("short", marks=pytest.mark.long), "changed"])
 def test_damaged_file_that_the_daemon_reads_costs_its_value_only(tmp_path, damage):
     with fastrt.init(1, STORE, spill_dir=tmp_path, spill_fallback=False, advice=False):
         refs = put_arrays(44)

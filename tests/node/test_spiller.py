@@ -160,7 +160,9 @@ def test_waits_count_a_spilled_value_as_ready(spills):
     assert (len(ready), others) == (40, [])
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "changed", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "changed", *[pytest.param(how, marks=pytest.mark.long) for how in ("short", "empty")]]
+)
 def test_damaged_file_costs_its_value_only(spills, damage):
     refs = put_arrays(48)
     victim = first_spilled(refs)

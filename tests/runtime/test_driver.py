@@ -332,7 +332,7 @@ def test_processes_are_told_apart_by_their_names(start):
     assert {child.name() for child in zygote.children()} == {"fastrt-worker", "fastrt-actor"}
 
 
-@pytest.mark.parametrize("order", ["zygote", "zygote daemon", "daemon zygote"])
+@pytest.mark.parametrize("order", ["zygote", "zygote daemon", pytest.param("daemon zygote", marks=pytest.mark.long)])
 def test_killed_zygote_is_replaced_and_its_workers_and_nothing_is_lost(start, wait_until, tmp_path, capfd, order):
     rt = start()
     counter = fastrt.remote(max_restarts=1, max_task_retries=1)(Counter).remote()
