@@ -79,11 +79,6 @@ def imports_of(path: str, text: str) -> frozenset[str]:
     return frozenset(imported_by(path, text))
 
 
-@functools.cache  # for three checks
-def parsed(path: str, text: str) -> ast.Module:
-    return ast.parse(text, path)
-
-
 def imported_by(path: str, text: str) -> Iterator[str]:
     if path.endswith((".pyx", ".pxd")):
         package = module_of(path).rpartition(".")[0]
@@ -95,7 +90,7 @@ def imported_by(path: str, text: str) -> Iterator[str]:
         yield from (f"{package}.{name}" for name in re.findall(r"^\s*include\s+[\"'](\w+)\.px", text, re.M))
     if not path.endswith((".py", ".pyi")):
         return
-    todo: list[ast.AST] = [parsed(path, text)]
+    todo: list[ast.AST] = [ast.parse(text, path)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and any(getattr(n, "id", "") == "TYPE_CHECKING" for n in ast.walk(node.test)):
@@ -177,7 +172,7 @@ def check_states_are_pure(files: Files) -> Complaints:
 def functions_of(path: str, text: str) -> Iterator[tuple[str, int, int]]:
     """Name, first line and count of lines of each function; Cython's by their indentation."""
     if path.endswith(".py"):
-        for node in ast.walk(parsed(path, text)):
+        for node in ast.walk(ast.parse(text, path)):
             if isinstance(node, FUNCTIONS):
                 yield node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1
         return
@@ -243,7 +238,7 @@ def check_public_docstrings(files: Files) -> Complaints:
     for path, text in files.items():
         if not is_core(path) or not path.endswith(".py"):
             continue
-        module = parsed(path, text)
+        module = ast.parse(text, path)
         if text.strip() and not ast.get_docstring(module):
             yield f"{path}: does not open with its idea"
         owners: list[ast.Module | ast.ClassDef] = [module]
