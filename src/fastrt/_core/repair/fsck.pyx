@@ -17,6 +17,7 @@ from fastrt._core.memory.priority_queue cimport ranked_key
 from fastrt._core.memory.trace cimport trace_wanted
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.objects.references cimport links_names
+from fastrt._core.repair.pages cimport PAGES_COPIED, pages_copy
 
 
 cdef extern from "<string.h>" nogil:
@@ -421,12 +422,18 @@ def holders(Client client):
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c, w
+    cdef uint32_t n = frt_objects(x)
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
     cdef uint64_t room, bits
+    cdef bytearray copied = bytearray(PAGES_COPIED)
+    cdef char *data = copied
     cdef dict bytes_held = {}
     cdef dict objects_held = {}
     client.ensure()
-    for i in range(frt_objects(x)):
-        room = arena_block_bytes(x, x.entries[i].offset)
+    for i in range(n):
+        if i % step == 0:
+            pages_copy(x, x.entries + i, min(step, n - i) * sizeof(frt_entry), data)
+        room = arena_block_bytes(x, (<frt_entry *>data)[i % step].offset)
         if room == 0:
             continue
         for w in range(frt_words(x)):

@@ -2,30 +2,37 @@
 """Counts of the tables, and pages of their rows: one pass over a table, without a Python object for each record.
 
 A pass reads without a lock, as `inspect` does: each record is seen at some moment of the pass, so a record that stays
-in a state during the pass is counted in that state. It runs without the interpreter's lock. The tables are read through
-the read-only mapping, whose pages are given back piece by piece: a pass over gigabytes leaves the reader small.
+in a state during the pass is counted in that state. It runs without the interpreter's lock. Records are copied out of
+the segment's file, 64 KiB at a time: through the mapping, the kernel would map and unmap each page. State words are
+read through the read-only mapping, before the copy and after it, and its pages are given back: a pass over gigabytes
+leaves the reader small.
 """
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.repair.inspect cimport inspect_object, inspect_task
-from fastrt._core.tasks.records cimport task_is_cancelled
 
 cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int MADV_DONTNEED
 
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int, void *, size_t, long)
+
 cdef enum:
     GROUPS = 4096  # slots of the table of functions in one pass, a power of two; half of them are used
     STATES = 16
+    UNFINISHED = 0xfffc  # a bit for each state of a task or an object that exists: those beyond RESERVED
     KIND_CODES = 1 << 16
     TYPES = 32
     WHATS = 4
-    PIECE = 32768  # records whose memory is given back together
+    PIECE = 32768  # records whose state words are given back together
+    COPIED_MOST = 512  # records of the smaller kind that are copied at once
 
 VALUE, RESULT, ACTOR, FUNCTION = 0, 1, 2, 3
 ROWS_MAX = 10000  # of a page
@@ -72,46 +79,88 @@ cdef void _give_back(const char *first, const char *end) noexcept nogil:
         madvise(<void *>at, to - at, MADV_DONTNEED)
 
 
+cdef struct copies:
+    uint64_t words[COPIED_MOST]  # the state words, from before the copy
+    char records[PAGES_COPIED]
+
+
+cdef void pages_copy(frt_ctx *x, const void *first, size_t nbytes, char *to) noexcept nogil:
+    """Copy a part of the segment that has memory, given by its address in the process's mapping."""
+    cdef size_t at = <char *>first - x.base
+    cdef size_t done = 0
+    cdef ssize_t n = 1
+    while done < nbytes and n > 0:
+        n = pread(x.fd, to + done, nbytes - done, <long>(at + done))
+        done += <size_t>n if n > 0 else 0
+    if done < nbytes:  # interrupted, or not a file that can be read: through the mapping
+        memcpy(to + done, x.view + at + done, nbytes - done)
+
+
 cdef frt_ctx _reading(frt_ctx *x) noexcept nogil:
-    """The process's view of the segment, with the tables' addresses in the read-only mapping."""
+    """The process's view of the segment, with the state words' addresses in the read-only mapping."""
     cdef frt_ctx r = x[0]
     r.ctl = <uint64_t *>(x.view + (<char *>x.ctl - x.base))
-    r.entries = <frt_entry *>(x.view + (<char *>x.entries - x.base))
     r.task_words = <uint64_t *>(x.view + (<char *>x.task_words - x.base))
-    r.tasks = <frt_task *>(x.view + (<char *>x.tasks - x.base))
     return r
 
 
-cdef void _give_back_objects(frt_ctx *r, uint32_t first, uint32_t end) noexcept nogil:
-    """Drop the records of objects [first, end) from this process's mapping."""
+cdef frt_task *_copied_tasks(frt_ctx *r, copies *some, uint32_t first, uint32_t n, uint32_t states) noexcept nogil:
+    """Copy the records of n tasks, and their words before; NULL if none is in one of the states."""
+    cdef uint32_t k
+    cdef uint32_t there = 0
+    for k in range(n):
+        some.words[k] = a64_load_acq(r.task_words + first + k)
+        there |= <uint32_t>1 << (frt_word_state(some.words[k]) & 31)
+    if not there & states:
+        return NULL
+    pages_copy(r, r.tasks + first, n * sizeof(frt_task), some.records)
+    return <frt_task *>some.records
+
+
+cdef frt_entry *_copied_objects(frt_ctx *r, copies *some, uint32_t first, uint32_t n, uint32_t states) noexcept nogil:
+    """Copy the entries of n objects, and their words before; NULL if none is in one of the states."""
+    cdef uint32_t k
+    cdef uint32_t there = 0
+    for k in range(n):
+        some.words[k] = a64_load_acq(frt_state(r, first + k))
+        there |= <uint32_t>1 << (frt_word_state(some.words[k]) & 31)
+    if not there & states:
+        return NULL
+    pages_copy(r, r.entries + first, n * sizeof(frt_entry), some.records)
+    return <frt_entry *>some.records
+
+
+cdef void _give_back_states(frt_ctx *r, uint32_t first, uint32_t end) noexcept nogil:
+    """Drop the state words of objects [first, end) from this process's mapping."""
     _give_back(<char *>frt_state(r, first), <char *>frt_state(r, end))
-    _give_back(<char *>(r.entries + first), <char *>(r.entries + end))
 
 
-cdef void _count_tasks(frt_ctx *x, grouping *g, uint64_t *calls) noexcept nogil:
+cdef void _count_tasks(frt_ctx *x, grouping *g, uint64_t *calls, copies *some) noexcept nogil:
     cdef frt_ctx r = _reading(x)
     cdef uint32_t n = frt_tasks(x)
-    cdef uint32_t t, state, actor, number
-    cdef uint64_t word, function
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_task)
+    cdef uint32_t piece, first, k, state, actor
+    cdef uint64_t word
+    cdef frt_task *records
     cdef frt_task *task
     cdef group *last = &g.other
-    for t in range(n):
-        word = a64_load_acq(r.task_words + t)
-        state = frt_word_state(word)
-        if state > <uint32_t>FRT_TASK_RESERVED and state < STATES:
-            task = r.tasks + t
-            function, number, actor = task.function, task.function_index, task.actor
+    for piece in range((n + step - 1) // step):
+        first = piece * step
+        records = _copied_tasks(&r, some, first, min(step, n - first), UNFINISHED)
+        for k in range(min(step, n - first) if records != NULL else 0):
+            word, task = some.words[k], records + k
+            state, actor = frt_word_state(word), task.actor
             # Of a record that is reused meanwhile, the first use is not counted: its task has just ended.
-            if frt_word_gen(a64_load_acq(r.task_words + t)) == frt_word_gen(word):
-                if last == &g.other or last.function != function or last.number != number or \
-                        (last.actor != 0) != (actor != 0):
-                    last = _group(g, function, number, actor, True)
-                last.states[state] += 1
-                last.total += 1
-                if calls != NULL and 0 < actor <= <uint32_t>FRT_ACTORS:
-                    calls[actor - 1] += 1
-        if (t + 1) % PIECE == 0 or t + 1 == n:
-            _give_back(<char *>(r.tasks + t - t % PIECE), <char *>(r.tasks + t + 1))
+            if not UNFINISHED >> state & 1 or \
+                    frt_word_gen(a64_load_acq(r.task_words + first + k)) != frt_word_gen(word):
+                continue
+            if last == &g.other or last.function != task.function or last.number != task.function_index or \
+                    (last.actor != 0) != (actor != 0):
+                last = _group(g, task.function, task.function_index, actor, True)
+            last.states[state] += 1
+            last.total += 1
+            if calls != NULL and 0 < actor <= <uint32_t>FRT_ACTORS:
+                calls[actor - 1] += 1
     if n:
         _give_back(<char *>r.task_words, <char *>(r.task_words + n))
 
@@ -127,20 +176,23 @@ def count_tasks(Client client):
     cdef frt_ctx *x = &client.x
     cdef grouping g
     cdef uint64_t *calls
+    cdef copies *some
     cdef uint32_t k
     cdef group *slot
     client.ensure()
     g.slots = <group *>calloc(GROUPS + 1, sizeof(group))
     calls = <uint64_t *>calloc(FRT_ACTORS, sizeof(uint64_t))
-    if g.slots == NULL or calls == NULL:
+    some = <copies *>malloc(sizeof(copies))
+    if g.slots == NULL or calls == NULL or some == NULL:
         free(g.slots)
         free(calls)
+        free(some)
         raise MemoryError()
     try:
         g.used = 0
         g.other = g.slots[GROUPS]
         with nogil:
-            _count_tasks(x, &g, calls)
+            _count_tasks(x, &g, calls, some)
         rows = []
         for k in range(GROUPS):
             slot = g.slots + k
@@ -153,6 +205,7 @@ def count_tasks(Client client):
     finally:
         free(g.slots)
         free(calls)
+        free(some)
 
 
 cdef struct object_sums:
@@ -164,33 +217,40 @@ cdef uint8_t _bit(const uint8_t *bits, uint32_t i) noexcept nogil:
     return bits[i >> 3] >> (i & 7) & 1
 
 
-cdef uint32_t _what(frt_ctx *r, uint32_t i, const uint8_t *functions) noexcept nogil:
+cdef uint32_t _what(const frt_entry *entry, uint32_t i, const uint8_t *functions) noexcept nogil:
     if _bit(functions, i):
         return 3
-    if r.entries[i].flags & FRT_ENTRY_ACTOR:
+    if entry.flags & FRT_ENTRY_ACTOR:
         return 2
-    return 1 if r.entries[i].task else 0
+    return 1 if entry.task else 0
 
 
 cdef void _count_objects(frt_ctx *x, uint32_t n, const uint8_t *functions, const uint8_t *types,
-                         object_sums *sums) noexcept nogil:
+                         object_sums *sums, copies *some) noexcept nogil:
     cdef frt_ctx r = _reading(x)
-    cdef uint32_t i, state, what, kind
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
+    cdef uint32_t piece, first, k, state, what, kind
     cdef uint64_t word, nbytes
-    for i in range(n):
-        word = a64_load_acq(frt_state(&r, i))
-        state = frt_word_state(word)
-        if state > <uint32_t>FRT_OBJ_RESERVED and state < STATES:
-            what, kind, nbytes = _what(&r, i, functions), types[r.entries[i].kind], r.entries[i].bytes
-            if frt_word_gen(a64_load_acq(frt_state(&r, i))) == frt_word_gen(word):
-                if state == <uint32_t>FRT_OBJ_PENDING:
-                    kind, nbytes = 0, 0
-                elif state == <uint32_t>FRT_OBJ_SPILLED and not r.entries[i].flags & FRT_ENTRY_FILE:
-                    state = STATES - 1  # another node keeps it
-                sums.count[state][what][kind] += 1
-                sums.nbytes[state][what][kind] += nbytes
-        if (i + 1) % PIECE == 0 or i + 1 == n:
-            _give_back_objects(&r, i - i % PIECE, i + 1)
+    cdef frt_entry *entries
+    cdef frt_entry *entry
+    for piece in range((n + step - 1) // step):
+        first = piece * step
+        entries = _copied_objects(&r, some, first, min(step, n - first), UNFINISHED)
+        for k in range(min(step, n - first) if entries != NULL else 0):
+            word, entry = some.words[k], entries + k
+            state = frt_word_state(word)
+            if not UNFINISHED >> state & 1 or \
+                    frt_word_gen(a64_load_acq(frt_state(&r, first + k))) != frt_word_gen(word):
+                continue
+            what, kind, nbytes = _what(entry, first + k, functions), types[entry.kind], entry.bytes
+            if state == <uint32_t>FRT_OBJ_PENDING:
+                kind, nbytes = 0, 0
+            elif state == <uint32_t>FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE:
+                state = STATES - 1  # another node keeps it
+            sums.count[state][what][kind] += 1
+            sums.nbytes[state][what][kind] += nbytes
+        if (first + step) % PIECE == 0 or first + step >= n:
+            _give_back_states(&r, first - first % PIECE, min(first + step, n))
 
 
 cdef uint8_t *_functions(frt_ctx *x, uint32_t n) except NULL:
@@ -217,6 +277,7 @@ def count_objects(Client client, bytes types):
     """
     cdef frt_ctx *x = &client.x
     cdef object_sums *sums
+    cdef copies *some
     cdef uint8_t *functions
     cdef const uint8_t *classes = types
     cdef uint32_t n
@@ -226,16 +287,18 @@ def count_objects(Client client, bytes types):
     n = frt_objects(x)
     functions = _functions(x, n)
     sums = <object_sums *>calloc(1, sizeof(object_sums))
+    some = <copies *>malloc(sizeof(copies))
     try:
-        if sums == NULL:
+        if sums == NULL or some == NULL:
             raise MemoryError()
         with nogil:
-            _count_objects(x, n, functions, classes, sums)
+            _count_objects(x, n, functions, classes, sums, some)
         return [(s, w, k, sums.count[s][w][k], sums.nbytes[s][w][k])
                 for s in range(STATES) for w in range(WHATS) for k in range(TYPES) if sums.count[s][w][k]]
     finally:
         free(functions)
         free(sums)
+        free(some)
 
 
 # ---- pages: the rows with the smallest numbers beyond a given one ----
@@ -299,31 +362,31 @@ cdef struct task_filter:
     bint only      # only functions in the grouping
 
 
-cdef void _page_tasks(frt_ctx *x, task_filter *f, grouping *g, heap *h) noexcept nogil:
+cdef void _page_tasks(frt_ctx *x, task_filter *f, grouping *g, heap *h, copies *some) noexcept nogil:
     cdef frt_ctx r = _reading(x)
     cdef uint32_t n = frt_tasks(x)
-    cdef uint32_t t, state
-    cdef uint64_t word, id
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_task)
+    cdef uint32_t states = f.states & UNFINISHED
+    cdef uint32_t piece, first, k, state
+    cdef uint64_t word
+    cdef frt_task *records
     cdef frt_task *task
-    cdef bint touched = False
-    for t in range(n):
-        word = a64_load_acq(r.task_words + t)
-        state = frt_word_state(word)
-        if state > <uint32_t>FRT_TASK_RESERVED and state < STATES and f.states >> state & 1 and (
-                f.client == FRT_NONE or state >= <uint32_t>FRT_TASK_CLAIMED and frt_word_client(word) == f.client):
-            task, touched = r.tasks + t, True
-            id = task.id
-            if (f.id == 0 or id == f.id) and (f.actor == FRT_NONE or task.actor == f.actor + 1) and \
+    for piece in range((n + step - 1) // step):
+        first = piece * step
+        records = _copied_tasks(&r, some, first, min(step, n - first), states)
+        for k in range(min(step, n - first) if records != NULL else 0):
+            word, task = some.words[k], records + k
+            state = frt_word_state(word)
+            if states >> state & 1 and (
+                    f.client == FRT_NONE or state >= <uint32_t>FRT_TASK_CLAIMED and frt_word_client(word) == f.client
+            ) and (f.id == 0 or task.id == f.id) and (f.actor == FRT_NONE or task.actor == f.actor + 1) and \
                     (f.attempts < 0 or task.attempts == f.attempts) and \
-                    (f.cancelled < 0 or task_is_cancelled(&r, t) == (f.cancelled == 1)) and \
+                    (f.cancelled < 0 or frt_cancels(task.cancelled, task.id) == (f.cancelled == 1)) and \
                     (not f.only or _group(g, task.function, task.function_index, task.actor, False) != NULL) and \
-                    frt_word_gen(a64_load_acq(r.task_words + t)) == frt_word_gen(word):
+                    frt_word_gen(a64_load_acq(r.task_words + first + k)) == frt_word_gen(word):
                 h.total += 1
-                if id > f.after:
-                    _offer(h, id, t)
-        if touched and ((t + 1) % PIECE == 0 or t + 1 == n):
-            _give_back(<char *>(r.tasks + t - t % PIECE), <char *>(r.tasks + t + 1))
-            touched = False
+                if task.id > f.after:
+                    _offer(h, task.id, first + k)
     if n:
         _give_back(<char *>r.task_words, <char *>(r.task_words + n))
 
@@ -356,6 +419,7 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
     cdef heap h
     cdef task_filter f
     cdef group *slot
+    cdef copies *some
     client.ensure()
     f.after, f.id, f.states = after, id, states
     f.client = FRT_NONE if client_index is None else client_index
@@ -366,18 +430,20 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
     h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
     g.slots, g.used = <group *>calloc(GROUPS + 1, sizeof(group)), 0
     h.rows = <found *>calloc(h.limit + 1, sizeof(found))
+    some = <copies *>malloc(sizeof(copies))
     try:
-        if g.slots == NULL or h.rows == NULL:
+        if g.slots == NULL or h.rows == NULL or some == NULL:
             raise MemoryError()
         for function, number, call in functions or ():
             slot = _group(&g, function, number, 1 if call else 0, True)
             slot.total = 1
         with nogil:
-            _page_tasks(x, &f, &g, &h)
+            _page_tasks(x, &f, &g, &h, some)
         taken = _taken(&h)
     finally:
         free(g.slots)
         free(h.rows)
+        free(some)
     return _page(&h, taken, [inspect_task(x, index) for _, index in taken], "id")
 
 
@@ -397,8 +463,7 @@ cdef bint _has_bit(frt_ctx *x, uint32_t i, uint32_t kind, uint32_t client) noexc
         a64_load_acq(frt_bits(x, i, kind, client >> 6)) >> (client & 63) & 1
 
 
-cdef bint _matches(frt_ctx *x, frt_ctx *r, uint32_t i, uint32_t state, object_filter *f) noexcept nogil:
-    cdef frt_entry *entry = r.entries + i
+cdef bint _matches(frt_ctx *x, const frt_entry *entry, uint32_t i, uint32_t state, object_filter *f) noexcept nogil:
     cdef uint32_t what
     if state == <uint32_t>FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE:
         if not f.remote:
@@ -412,29 +477,32 @@ cdef bint _matches(frt_ctx *x, frt_ctx *r, uint32_t i, uint32_t state, object_fi
     if f.kinds != NULL and not f.kinds[0 if state == <uint32_t>FRT_OBJ_PENDING else 1 + entry.kind]:
         return False
     if f.whats != FRT_NONE:
-        what = _what(r, i, f.functions)
+        what = _what(entry, i, f.functions)
         if what == 3 and not _bit(f.named, i) or what != 3 and not f.whats >> what & 1:
             return False
     return _has_bit(x, i, FRT_REFS, f.holder) and _has_bit(x, i, FRT_PINS, f.pinner)
 
 
-cdef void _page_objects(frt_ctx *x, uint32_t n, object_filter *f, heap *h) noexcept nogil:
+cdef void _page_objects(frt_ctx *x, uint32_t n, object_filter *f, heap *h, copies *some) noexcept nogil:
     cdef frt_ctx r = _reading(x)
-    cdef uint32_t i, state
-    cdef uint64_t word, objref
-    cdef uint32_t states = f.states | (<uint32_t>1 << FRT_OBJ_SPILLED if f.remote else 0)
-    for i in range(n):
-        word = a64_load_acq(frt_state(&r, i))
-        state = frt_word_state(word)
-        if state > <uint32_t>FRT_OBJ_RESERVED and state < STATES and states >> state & 1 and \
-                _matches(x, &r, i, state, f):
-            objref = r.entries[i].objref
-            if frt_word_gen(a64_load_acq(frt_state(&r, i))) == frt_word_gen(word):
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
+    cdef uint32_t piece, first, k, state
+    cdef uint64_t word
+    cdef frt_entry *entries
+    cdef uint32_t states = (f.states | (<uint32_t>1 << FRT_OBJ_SPILLED if f.remote else 0)) & UNFINISHED
+    for piece in range((n + step - 1) // step):
+        first = piece * step
+        entries = _copied_objects(&r, some, first, min(step, n - first), states)
+        for k in range(min(step, n - first) if entries != NULL else 0):
+            word = some.words[k]
+            state = frt_word_state(word)
+            if states >> state & 1 and _matches(x, entries + k, first + k, state, f) and \
+                    frt_word_gen(a64_load_acq(frt_state(&r, first + k))) == frt_word_gen(word):
                 h.total += 1
-                if objref > f.after:
-                    _offer(h, objref, i)
-        if (i + 1) % PIECE == 0 or i + 1 == n:
-            _give_back_objects(&r, i - i % PIECE, i + 1)
+                if entries[k].objref > f.after:
+                    _offer(h, entries[k].objref, first + k)
+        if (first + step) % PIECE == 0 or first + step >= n:
+            _give_back_states(&r, first - first % PIECE, min(first + step, n))
 
 
 def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t states=0xffffffff, bint remote=True,
@@ -460,6 +528,7 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
     cdef frt_ctx *x = &client.x
     cdef heap h
     cdef object_filter f
+    cdef copies *some
     cdef uint8_t *all_functions = NULL
     cdef uint8_t *named = NULL
     cdef uint32_t n, i
@@ -475,20 +544,22 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
     f.kinds = NULL if kinds is None else <const uint8_t *><const char *>kinds
     h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
     h.rows = <found *>calloc(h.limit + 1, sizeof(found))
+    some = <copies *>malloc(sizeof(copies))
     try:
         all_functions = _functions(x, n)
         named = <uint8_t *>calloc(n // 8 + 1, 1)
-        if h.rows == NULL or named == NULL:
+        if h.rows == NULL or named == NULL or some == NULL:
             raise MemoryError()
         for i in functions:
             if i < n:
                 named[i >> 3] |= <uint8_t>(1 << (i & 7))
         f.functions, f.named = all_functions, named
         with nogil:
-            _page_objects(x, n, &f, &h)
+            _page_objects(x, n, &f, &h, some)
         taken = _taken(&h)
     finally:
         free(h.rows)
+        free(some)
         free(all_functions)
         free(named)
     return _page(&h, taken, [inspect_object(x, index) for _, index in taken], "objref")
