@@ -312,7 +312,7 @@ def test_ctrl_c_ends_a_sleep(node, pending, wait_until, call):
     os.kill(peer.pid, signal.SIGINT)
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
         peer.finish()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 8.0
     one.seal(0)
 
 
@@ -338,7 +338,7 @@ def test_signal_before_the_sleep_ends_it_too(client, pending, alarm, spin_s):
         start = time.monotonic()
         with pytest.raises(Interrupted):
             call()
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 8.0
     one.seal(0)
 
 
@@ -354,9 +354,9 @@ def test_signal_whose_handler_returns_sends_an_idle_worker_back_to_look(client, 
     rung = []
     alarm(0.02, lambda: rung.append(1))
     start = time.monotonic()
-    assert tasks.next_task(client, 5.0, 0.0) == tasks.NO_TASK
+    assert tasks.next_task(client, 20.0, 0.0) == tasks.NO_TASK
     assert rung
-    assert time.monotonic() - start < 4.0
+    assert time.monotonic() - start < 15.0
 
 
 # ---- the end of things ----

@@ -209,7 +209,7 @@ def test_half_done_tls_handshakes_beyond_the_places_are_ended_soon(
     strangers = [connect(service, _client_hello()) for _ in range(40)]
     began = time.monotonic()
     wait_until(lambda: sum(map(is_hung_up, strangers)) >= 32, "those without a place to be ended")
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 7.0  # without a limit of places, the greeting's 10 s
     assert sum(map(is_hung_up, strangers)) == 32
     assert echo(known) == b"ok"
     assert echo(channel(service.address, identity)) == b"ok"

@@ -90,6 +90,9 @@ def refused(greetings: Greetings, calling: Future[Any]) -> str:
         assert greetings.wait(0.02) == []
     with pytest.raises(NotAdmitted):
         calling.result()
+    until = time.monotonic() + 10
+    while not greetings.refused and time.monotonic() < until:  # the caller can end before this side has read why
+        assert greetings.wait(0.02) == []
     return greetings.refused
 
 
@@ -118,7 +121,7 @@ def test_many_silent_strangers_do_not_delay_a_rank(greetings, connect, call, acc
         stranger.sendall(b"half")
     begun = time.monotonic()
     admitted(greetings, call(access))
-    assert time.monotonic() - begun < 4.0  # one after the other they would take minutes
+    assert time.monotonic() - begun < 20.0  # one after the other they would take minutes
     assert len(greetings._callers) <= greetings_module._PLACES
     assert strangers[0].recv(1) == b""  # the oldest made room
 
@@ -131,7 +134,7 @@ def test_stranger_that_drips_is_hung_up_on_in_time(greetings, connect, monkeypat
             mine.sendall(bytes([byte]))
             assert greetings.wait(0.01) == []
             pause.wait(0.05)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 20  # of 40
     assert greetings._callers == {}
 
 

@@ -279,14 +279,14 @@ def test_silence_and_drops_are_given_up_at_the_deadline(
             for byte in b"fastrtP1" + bytes(60):
                 with contextlib.suppress(OSError):
                     sock.sendall(bytes([byte]))
-                if over.wait(0.05):
+                if over.wait(0.2):  # 14 s for all of it
                     return
 
         dropping = pool.submit(drip) if dripping else None
         with pytest.raises(TimeoutError, match=r"of 72 bytes of the client's greeting came in time"):
             serving.result(PATIENCE_S)
         over.set()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 8
         if dropping is not None:
             dropping.result(PATIENCE_S)
 
