@@ -1,10 +1,14 @@
 """The pure state of what two nodes hold for each other: counts, moves that are not possible, and clocks passed in."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from fastrt.cluster.borrowing import Effect, Exports, Imported
-from fastrt.cluster.claims import CLAIM_S, GONE_S, Absence, Absent, Keeping
+from fastrt.cluster.claims import CLAIM_S, GONE_S, Absence, Absent
 from fastrt.cluster.ledger import AcceptedTask, Ledger
+from fastrt.cluster.remote_values import Kept
 from fastrt.transitions import IllegalMoveError
 
 
@@ -74,7 +78,17 @@ def test_absent_node_is_lost_after_its_time_or_soon_after_it_has_left():
         returns.lose()
 
 
-def test_what_is_kept_for_a_node_that_has_left_is_dropped_soon():
-    keeping = Keeping(0.0)
-    assert [keeping.look(at, here) for at, here in ((5.0, True), (6.0, False), (6.0 + GONE_S, False))] == [False] * 3
-    assert keeping.look(6.1 + GONE_S, False)
+def test_values_are_kept_for_a_node_that_the_first_view_of_a_head_does_not_list(monkeypatch):
+    """Such a node came back and claimed values that had been dropped two seconds after that view."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    kept, dropped = Kept(), []
+    kept.on_drop = lambda node, objref: dropped.append((node, objref))
+    kept.keep("back", [SimpleNamespace(objref=7)])
+    kept.keep("gone", [SimpleNamespace(objref=8)])
+    for clock[0], members in ((1.0, ["other"]), (2.0, ["other", "back"]), (10.0, ["other", "back"])):
+        kept.tend(members)
+    assert dropped == [("gone", 8)]
+    assert kept.claim("back", 7).objref == 7
+    kept.drop("back")
+    assert dropped == [("gone", 8)]

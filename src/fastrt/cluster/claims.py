@@ -1,7 +1,8 @@
 """How long two nodes keep values for each other after the end of a stream: pure state, without I/O, clock or arena.
 
-Both wait `CLAIM_S` for the next stream. A node that leaves the cluster gets `GONE_S`: an uplink that was killed is back
-before that. One that joins again gets the whole time once more, but only once.
+Both wait `CLAIM_S` for the next stream, the one that keeps values and the one that claims them. A node that leaves the
+cluster gets `GONE_S`: an uplink that was killed is back before that. One that joins again gets the whole time once
+more, but only once: a head that was restarted does not list all nodes in its first views.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ GONE_S = 2.0  # a node that has left the cluster for so long does not come back:
 
 
 class Absent(IntEnum):
-    """States of a node whose stream has ended, and that keeps values for this one."""
+    """States of a node whose stream has ended, while it keeps values for this one, or this one keeps values for it."""
 
     AWAY = 0
     LEFT = 1  # it is not a member of the cluster
     BACK = 2  # it is a member again, or still is when its time is almost over
     LEFT_AGAIN = 3
-    LOST = 4  # what it keeps is given up
-    CLAIMED = 5  # it has answered for everything that it keeps
+    LOST = 4  # the values are given up
+    CLAIMED = 5  # all of them are claimed
 
 
 ABSENT = Transitions[Absent](
@@ -76,23 +77,9 @@ class Absence:
         return now > self.until
 
     def lose(self) -> None:
-        """Record that what it keeps is given up."""
+        """Record that the values are given up."""
         ABSENT.move(self, "lose", self.node)
 
     def claimed(self) -> None:
-        """Record that it has answered for all that it keeps, or that nothing of that is used any more."""
+        """Record that all values are claimed, or that nothing uses the others any more."""
         ABSENT.move(self, "claim", self.node)
-
-
-class Keeping:
-    """Objects that this node keeps for a node whose stream has ended: until when."""
-
-    def __init__(self, now: float) -> None:
-        self.until = now + CLAIM_S
-
-    def look(self, now: float, is_member: bool | None) -> bool:
-        """Take the time and the membership, as `Absence.look`; return whether the objects are dropped now."""
-        if is_member is False and self.until > now + GONE_S:
-            self.until = now + GONE_S
-            return False
-        return now > self.until

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import arena
 from fastrt._core.objects import handles, remote, spill
-from fastrt.cluster.claims import Absence, Keeping
+from fastrt.cluster.claims import Absence
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
 from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.store.client import NO_ROOM, Store
@@ -497,7 +497,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._objects: dict[str, tuple[Keeping, dict[int, ObjectRef]]] = {}
+        self._objects: dict[str, tuple[Absence, dict[int, ObjectRef]]] = {}
         self.find: Callable[[str, int], ObjectRef | None] = lambda node, objref: None
         self.on_drop: Callable[[str, int], None] = lambda node, objref: None
 
@@ -505,7 +505,7 @@ class Kept:
         """Hold objects for a node whose stream has ended."""
         held = self._held(node) | {ref.objref: ref for ref in refs}
         if held:
-            self._objects[node] = (Keeping(time.monotonic()), held)
+            self._objects[node] = (Absence(node, "", time.monotonic()), held)
 
     def _held(self, node: str) -> dict[int, ObjectRef]:
         return self._objects[node][1] if node in self._objects else {}
@@ -517,8 +517,9 @@ class Kept:
 
     def drop(self, node: str) -> None:
         """Drop the objects that a node has not claimed; it has claimed all that it needs."""
-        held = self._held(node)
-        self._objects.pop(node, None)
+        absence, held = self._objects.pop(node, (None, {}))
+        if absence is not None:
+            absence.claimed()
         for objref in held:
             self.on_drop(node, objref)
 
@@ -530,9 +531,10 @@ class Kept:
     def tend(self, members: Collection[str] | None) -> None:
         """Drop objects that were not claimed in time, or whose node has left; None: the members are not known."""
         now = time.monotonic()
-        for node, (keeping, refs) in list(self._objects.items()):
-            if keeping.look(now, None if members is None else node in members):
+        for node, (absence, refs) in list(self._objects.items()):
+            if absence.look(now, None if members is None else node in members):
                 del self._objects[node]
+                absence.lose()
                 for objref in refs:
                     self.on_drop(node, objref)
 
