@@ -247,10 +247,12 @@ class Arrivals:
         return number in self._offered or -number in self._arriving
 
     def cancel(self, number: int) -> None:
-        """Stop fetching a remote value."""
-        self._offered.pop(number, None)
-        arriving = self._arriving.pop(-number, None)
-        if arriving is not None:
+        """Stop fetching a remote value. An argument that comes under the same number goes on: its stand-in waits."""
+        if isinstance(self._offered.get(number), Fetching):
+            del self._offered[number]
+        arriving = self._arriving.get(-number)
+        if isinstance(arriving, Fetching):
+            del self._arriving[-number]
             if self._exchange.traffic.values is not None:
                 self._exchange.traffic.values.cancel(number)
             arriving.writer.abort()
