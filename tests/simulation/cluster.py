@@ -490,6 +490,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
 
     err = io.StringIO()
     gc.collect()
+    gc.freeze()  # what is there now outlives the run: the collections in it need not look at it
     gc.disable()
     try:
         with (

@@ -390,12 +390,12 @@ class Node:
             return
         self._in_step = True
         for member in list(self.members.values()):
-            waiter = getattr(member.process, "waiter", None)
-            if waiter is not None:
-                waiter.poll()
-        if core.queued(self.client):
+            if member.process.waiter is not None:
+                member.process.waiter.poll()
+        queued = core.queued(self.client)
+        if queued:
             idle = [worker for worker in self.workers if worker.idle is not None and worker.process.alive]
-            for worker in idle[: core.queued(self.client)]:
+            for worker in idle[:queued]:
                 worker.process.call(worker.wake)
         seen = core_admission.wait_news(self.client, 0xFFFFFFFF, 0.0)  # no sleep: the word differs
         if seen != self._seen:

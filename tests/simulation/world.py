@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 STEP_S = 20e-6  # of CPU that one step of a process takes, times its slowness
+TIMERS_MAX = 200  # of a loop, before those that were cancelled are dropped
 
 
 class _Selector:
@@ -56,20 +57,30 @@ class Loop(asyncio.BaseEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._process.failed(context.get("exception") or AssertionError(context.get("message")))
 
-    def due(self) -> float | None:
-        """When it has work; None: no time is known."""
-        if self._ready:
-            return 0.0
-        while self._scheduled and self._scheduled[0]._cancelled:
-            handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False
+    def drop_cancelled(self) -> None:
+        """Forget the timers at the head of the heap that were cancelled; all of them, if they are many."""
+        timers = self._scheduled
+        if len(timers) > TIMERS_MAX and self._timer_cancelled_count > len(timers) // 2:
+            self._scheduled = timers = [one for one in timers if not one._cancelled]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
+        while timers and timers[0]._cancelled:
+            heapq.heappop(timers)._scheduled = False
             self._timer_cancelled_count = max(0, self._timer_cancelled_count - 1)
-        return self._scheduled[0]._when if self._scheduled else None
 
     def step(self) -> None:
+        """Run what is ready, and the timers that are due: as `_run_once`, which would also look at sockets."""
+        ready, timers, due = self._ready, self._scheduled, self._process.world.now + self._clock_resolution
+        while timers and timers[0]._when < due:
+            handle = heapq.heappop(timers)
+            handle._scheduled = False
+            ready.append(handle)
         asyncio._set_running_loop(self)
         try:
-            self._run_once()
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
         finally:
             asyncio._set_running_loop(None)
 
@@ -84,6 +95,7 @@ class Process:
         self.alive = True
         self.ready_at = world.now
         self.slowness = 1.0
+        self.waiter: Any = None
         self.loop = Loop(self)
         self.after_step: Callable[[], None] = _nothing
         self.on_failure: Callable[[BaseException], None] | None = None
@@ -116,10 +128,6 @@ class Process:
             self.world.processes.remove(self)
             self.world.graveyard.append(self)
             self.world.network.process_died(self)
-
-    def due(self) -> float | None:
-        due = self.loop.due()
-        return None if due is None else max(due, self.ready_at)
 
     def step(self) -> None:
         world = self.world
@@ -182,23 +190,42 @@ class World:
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Step until a time, until `done`, or until an invariant does not hold."""
+        events = self._events
         while not self.violations and not (done is not None and done()):
-            now = self.now
-            event_at = self._events[0][0] if self._events else math.inf
-            dues = [(max(due, now), one) for one in self.processes if (due := one.due()) is not None]
-            first = min(event_at, min((due for due, _ in dues), default=math.inf))
+            if events and events[0][0] <= self.now:
+                heapq.heappop(events)[2]()
+                continue
+            first, able = self._next(events[0][0] if events else math.inf)
             if first > until:
                 self.now = until
                 return
-            self.now = max(now, first)
-            if event_at <= self.now:
-                heapq.heappop(self._events)[2]()
+            self.now = first
+            if not able:  # an event is the next
                 continue
-            able = [one for due, one in dues if due <= self.now]
             process = able[0] if len(able) == 1 else self.rng.choice(able)
             self.steps += 1
             self.digest = hash((self.digest, process.name, process.host, round(self.now * 1e7)))
             process.step()
+
+    def _next(self, event_at: float) -> tuple[float, list[Process]]:
+        """Return when something happens next, and which processes can run then; an event comes before them."""
+        now, first, able = self.now, event_at, []
+        for one in self.processes:
+            loop = one.loop
+            due = one.ready_at
+            if not loop._ready:
+                if loop._scheduled and loop._scheduled[0]._cancelled:
+                    loop.drop_cancelled()
+                if not loop._scheduled:
+                    continue
+                when = loop._scheduled[0]._when
+                due = when if when > due else due
+            due = due if due > now else now
+            if due < first:
+                first, able = due, [one]
+            elif due == first and able:
+                able.append(one)
+        return first, able
 
 
 def _nothing() -> None:
