@@ -321,7 +321,8 @@ class Exchange:
         """Have what this node needs of the peer, which leaves, moved elsewhere; return whether nothing is left."""
         is_free = self.remote_actors.move()
         is_free &= self.traffic.remote.move(self)
-        waits = any(self.traffic.remote.is_used(one.ref) for _, one in self.references.unfinished())
+        needed = self.traffic.remote.needed()
+        waits = any(self.traffic.remote.is_used(one.ref, needed) for _, one in self.references.unfinished())
         return is_free and not waits and not self.ledger.has_sent and self.streams.is_empty
 
     def _on_cancel(self, message: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,7 @@ class RemoteValues:
         rebuild: called with a lost value's replacement, its origin, and how its node was lost.
         on_shared: called with the number of each object that shares another one's source, and that one's origin.
         is_ending: this node leaves the cluster: values that are lost from now on are not made again.
-        is_named: returns whether another node holds an object of this node.
+        needed: returns the numbers of the objects of this node that other nodes hold or wait for.
         promise: returns what seals a stand-in, from its task.
         wait_for: called with such a promise and the object whose value it gets once that exists.
     """
@@ -139,7 +139,7 @@ class RemoteValues:
         self.rebuild: Callable[[Any, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
-        self.is_named: Callable[[int], bool] = lambda objref: False
+        self.needed: Callable[[], set[int]] = set
         self.promise: Callable[[int], Any] = _no_promise
         self.wait_for: Callable[[Any, ObjectRef], None] = _no_promise
 
@@ -234,7 +234,8 @@ class RemoteValues:
         Returns:
             Whether none is left.
         """
-        there = [one for one in self._sources.values() if one.exchange is exchange and self.is_used(one.ref)]
+        needed = self.needed()
+        there = [one for one in self._sources.values() if one.exchange is exchange and self.is_used(one.ref, needed)]
         arrivals, fetching = exchange.traffic.arrivals, 0
         for source in there:
             source.is_wanted = True
@@ -301,8 +302,9 @@ class RemoteValues:
         absent = self._absent.get(node)
         if absent is None:
             return []
+        needed = self.needed() | self._lost.keys()
         for number, values in list(absent.values.items()):
-            used = [one for one in values if one.ref.objref in self._lost or self.is_used(one.ref)]
+            used = [one for one in values if self.is_used(one.ref, needed)]
             for one in values:
                 if one.standin is not None and one not in used:
                     self._drop(one.standin, number)
@@ -314,16 +316,17 @@ class RemoteValues:
             self._is_claimed(node)
         return list(absent.values)
 
-    def is_used(self, ref: ObjectRef) -> bool:
-        """Return whether anything but this process uses an object."""
+    def is_used(self, ref: ObjectRef, needed: Set[int]) -> bool:
+        """Return whether anything but this process uses an object; `needed`: what other nodes hold or wait for."""
         about = handles.describe(self._client, ref)
-        return about["refs"] != [self._client.index] or about["counted"] > 0 or self.is_named(ref.objref)
+        return about["refs"] != [self._client.index] or about["counted"] > 0 or ref.objref in needed
 
     def tidy(self) -> set[int]:
         """Forget unused values that share another one's source; return the objects whose sources are shared."""
         shared = [source for source in self._sources.values() if source.same_as is not None]
+        needed = self.needed() if shared else set()
         for source in shared:
-            if not self.is_used(source.ref):
+            if not self.is_used(source.ref, needed):
                 self.forget(source.ref.objref)
         return {source.same_as.objref for source in self._sources.values() if source.same_as is not None}
 

@@ -82,7 +82,7 @@ class NodeTables:
         self.kept = Kept()
         self.spreads = Spreads(_send_order)
         self.streams: set[Exchange] = set()
-        self.remote.is_named = self.is_named
+        self.remote.needed = self._needed
         self.kept.find = self._find_kept
 
     def _find_kept(self, node: str, objref: int) -> ObjectRef | None:
@@ -105,9 +105,9 @@ class NodeTables:
         """Return whether this node has no other stream to the peer of this one."""
         return all(one is stream or one.node != stream.node for one in self.streams)
 
-    def is_named(self, objref: int) -> bool:
-        """Return whether another node holds an object of this node."""
-        return any(stream.references.exported_ref(objref) is not None for stream in self.streams)
+    def _needed(self) -> set[int]:
+        """Return the numbers of the objects of this node that other nodes hold or wait for."""
+        return set[int]().union(*(stream.needs() for stream in self.streams))
 
 
 def _send_order(objref: int, order: Order) -> None:
