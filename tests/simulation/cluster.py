@@ -8,6 +8,8 @@ The invariants, checked at each read and at the end:
 - a task that was cancelled while it ran ends, wherever it runs; no task is forwarded more often than allowed;
 - an uplink's death ends the tasks that had come through it from other nodes;
 - when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
+- no value is given up while no machine is lost and the head reaches all nodes;
+- whenever nothing is on its way between two nodes, they agree (`invariants`);
 - the messages between the nodes stay in proportion to the tasks.
 """
 
@@ -29,7 +31,7 @@ from typing import Any
 
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster import daemon_link, head, large_values, outbox, uplink, value_traffic
+from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, uplink, value_traffic
 from fastrt.errors import FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
@@ -37,8 +39,9 @@ from fastrt.node import janitor
 from fastrt.store import unread
 from fastrt.tasks import cancel
 
+from . import invariants
 from .links import Native, Puller, SimWaiter
-from .network import Network
+from .network import Network, Trap
 from .node import Node
 from .program import LARGE, VALUE, Program, Shape
 from .world import Process, World, patched
@@ -47,8 +50,12 @@ BEGIN_S = 1000.0
 WORK_S = 5.0  # in which faults may come
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
+CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
+TRAP_S = 3.0  # in which a fault waits for its message
+MESSAGES = ("task", "value", "value", "release", "ended", "claim", "named", "where", "from", "copy", "again", "taken",
+            "cancel", "function", "forget", "hello")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Family:
         faults: the names of the faults that it chooses from; empty: all.
         tidy_s, idle_s, bytes_a_second, delay_s: one of these.
         retries: of each task; None: the seed chooses.
+        work_s: in which faults may come.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -69,6 +77,7 @@ class Family:
     bytes_a_second: tuple[float, ...] = (1e8,)  # of fetched values
     delay_s: tuple[float, ...] = (0.0002, 0.001, 0.01)  # the most, between two nodes
     retries: int | None = None
+    work_s: float = WORK_S
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
@@ -79,16 +88,20 @@ FAMILIES = {
                          cancel=0.0, kids=(0, 0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
                    delay_s=(0.01, 0.1, 0.4)),
     # Streams break again and again, while the same few objects are used everywhere.
-    "breaks": Family(_HOT, ("break", "break", "break", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1),
+    "breaks": Family(_HOT, ("break", "break_at", "break_at", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1),
                      (1e8, 1e6, 1e5)),
-    "uplinks": Family(_HOT, ("kill_uplink", "kill_uplink", "kill_and_cut", "break", "kill_head", "drop_copies"),
+    "uplinks": Family(_HOT, ("kill_uplink", "kill_at", "kill_at", "kill_at", "kill_and_cut", "break", "drop_copies"),
                       (0.1, 0.02), (4.0,)),
     # Several nodes fetch the same values slowly, and many stop.
     "wide": Family(Shape((50_000,), 2, 0.8, (0, 0, 1), (0.01, 0.1, 0.3), 0.2, (0.05, 0.3), cancel=0.4),
-                   ("break", "drop_copies", "cut"), (0.1, 0.02), (4.0,), (1e6, 2e5, 5e4)),
+                   ("break", "drop_copies", "cut", "kill_uplink", "kill_at", "drop_copies"), (0.1, 0.02), (4.0,),
+                   (1e6, 2e5, 5e4)),
     # The same tasks are lost several times.
     "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5)),
-                     ("lose_node", "lose_node", "kill_worker", "kill_worker", "drop_copies")),
+                     ("lose_node", "lose_node", "kill_worker", "drop_copies"), work_s=15.0),
+    # All nodes get more tasks than they can run, and know late how busy the others are.
+    "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
+                   delay_s=(0.01, 0.1, 0.4)),
 }  # fmt: skip
 
 
@@ -148,6 +161,7 @@ class Cluster:
         self.reads = 0
         self.faults: list[str] = []
         self.drivers: list[Any] = []
+        self.exchanges: dict[Any, None] = {}
         knobs = random.Random(plan.seed ^ 0x5E77)
         self.tidy_s = knobs.choice(family.tidy_s)
         self.idle_s = knobs.choice(family.idle_s)
@@ -198,10 +212,26 @@ class Cluster:
         """Whether a task may be given up after as many attempts as it may have."""
         return self.may_lose or bool(self.faults and not self.plan.retries)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no value may be given up: no machine is lost, and none can seem to be.
+
+        A node seems to be lost if the head does not list it, and if its uplink is killed again while it is cut off.
+        """
+        faults = "\n".join(self.faults)
+        return not (self.may_lose or "head" in faults or ("cut" in faults and "kill the uplink" in faults))
+
     def check_hops(self, number: int, hops: int) -> None:
         """Check how often a task was forwarded before it runs."""
         if hops > HOPS_MAX:
             self.world.violation(f"task {number} was forwarded {hops} times")
+
+    def _check_streams(self) -> None:
+        """Check what holds between two nodes, again and again."""
+        alive = {node.uplink.process for node in self.nodes if node.alive and node.uplink.process.alive}
+        open_ = [one for one in self.exchanges if one.waiter.loop._process in alive]
+        invariants.check(open_, self.world.violation)
+        self.world.after(CHECK_S, self._check_streams)
 
     def check_end(self) -> None:
         """Check what is left when nothing is used."""
@@ -249,6 +279,7 @@ class Cluster:
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
         last = self._plan_faults()
+        self._check_streams()
         world.run(BEGIN_S + last + 1.0)
 
         def done() -> bool:
@@ -300,7 +331,7 @@ class Cluster:
             kinds = [getattr(self, f"_{name}") for name in self.family.faults]
         last = 0.0
         for number in range(self.plan.faults):
-            at = rng.random() ** 2 * WORK_S
+            at = rng.random() ** (2 if self.family.work_s == WORK_S else 1) * self.family.work_s
             name, fault, lasts = rng.choice(kinds)(rng)
             if number in self.plan.skip:
                 continue
@@ -323,6 +354,40 @@ class Cluster:
                 node.kill(node.uplink)
 
         return f"kill the uplink of n{k + 1}", fault, 1.0
+
+    def _set(self, k: int, trap: Trap) -> None:
+        """Have a fault wait for its message, for a while."""
+        traps = self.world.network.traps.setdefault(f"n{k + 1}", [])
+        traps.append(trap)
+        self.world.after(TRAP_S, lambda: traps.remove(trap) if trap in traps else None)
+
+    def _trap(self, rng: random.Random, what: str) -> tuple[int, Trap, str]:
+        k = rng.randrange(self.plan.nodes)
+        kind, left = rng.choice(MESSAGES), 1 + int(rng.random() ** 2 * 12)
+        trap = Trap(kind, left, rng.choice((0.0, 1e-4, 1e-3, 1e-2, 0.05)) * rng.random(), lambda host: None)
+        return k, trap, f"{what} n{k + 1} {trap.delay_s:.5f} s after its {left}. {kind!r} from then on"
+
+    def _kill_at(self, rng: random.Random) -> Any:
+        """Kill an uplink just after it has sent a message of some kind."""
+        k, trap, name = self._trap(rng, "kill the uplink of")
+        is_receiver = rng.random() < 0.3
+
+        def then(host: str) -> None:
+            node = next((one for one in self.nodes if one.host == host), None) if is_receiver else self.nodes[k]
+            if node is not None and node.alive and node.uplink.process.alive:
+                node.kill(node.uplink)
+
+        trap.then = then
+        name += ", or of its receiver" * is_receiver
+        return name, partial(self._set, k, trap), TRAP_S
+
+    def _break_at(self, rng: random.Random) -> Any:
+        """Break the streams between two nodes just after a message of some kind."""
+        k, trap, name = self._trap(rng, "break a stream of")
+        seconds = rng.random() * rng.choice((0.1, 2.0, 8.0))
+        trap.then = lambda host: self.world.network.reset(*rng.sample((f"n{k + 1}", host), 2), seconds)
+        name += f"; the second end notices {seconds:.2f} s later"
+        return name, partial(self._set, k, trap), TRAP_S + seconds
 
     def _kill_and_cut(self, rng: random.Random) -> Any:
         a, b = rng.sample(range(self.plan.nodes), 2)
@@ -356,7 +421,7 @@ class Cluster:
         return f"kill the drivers of n{k + 1}", fault, 1.0
 
     def _cut(self, rng: random.Random) -> Any:
-        hosts = ["head", *(f"n{k + 1}" for k in range(self.plan.nodes))]
+        hosts = ["head"] * (not self.family.faults) + [f"n{k + 1}" for k in range(self.plan.nodes)]
         a, b = rng.sample(hosts, 2)
         seconds, both = rng.choice((0.05, 1.0, 6.0, 14.0)) * rng.random(), rng.random() < 0.5
         fault = partial(self.world.network.cut, a, b, seconds, both)
@@ -437,6 +502,7 @@ class Cluster:
         self.nodes.clear()
         self.lost.clear()
         self.drivers.clear()
+        self.exchanges.clear()
         self.head = None
         world.network.forget()
 
@@ -455,9 +521,8 @@ class _Inline:
 _THREADS = SimpleNamespace(Thread=_Inline)
 
 
-@contextlib.contextmanager
-def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
-    """Put the simulator's clock, randomness, sockets and threads in the place of the real ones."""
+def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
+    """What stands in the place of the real clock, randomness, sockets and threads: for `patched`."""
     world, network = cluster.world, cluster.world.network
     rng = world.bytes
     ids = iter(range(1 << 60))
@@ -465,7 +530,10 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
     class Exchange(uplink.Exchange):  # sets of streams have the same order in each run
         def __init__(self, *args: Any) -> None:
             self._hash = next(ids)
+            self.writes_to: Any = None
+            self.writes_to_side = 0
             super().__init__(*args)
+            cluster.exchanges[self] = None
 
         def __hash__(self) -> int:
             return self._hash
@@ -475,7 +543,19 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
 
         def close(self, *args: Any, **kwargs: Any) -> None:
             cluster.count_runs_again(self)
+            cluster.exchanges.pop(self, None)
             super().close(*args, **kwargs)
+
+    write, rebuild = uplink.Uplink._write, lineage.Lineage.rebuild
+
+    async def write_noted(self: Any, exchange: Any, to: Any) -> None:
+        exchange.writes_to, exchange.writes_to_side = to.__self__, to.__self__.side
+        await write(self, exchange, to)
+
+    def rebuild_noted(self: Any, made: Any, origin: Any, lost: str) -> None:
+        if cluster.keeps_all:
+            world.violation(f"a value is given up although no machine was lost: {lost}")
+        rebuild(self, made, origin, lost)
 
     def native(store: Any, access: Any, listen: str) -> Native:
         process = world.current
@@ -488,38 +568,43 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
             if node.alive and node.segment is store.client.segment:
                 world.after(0.0001, node.interrupt)
 
+    return [
+        (time, "monotonic", world.monotonic),
+        (os, "urandom", rng.randbytes),
+        (streams, "serve", network.serve),
+        (streams, "open_stream", network.open_stream),
+        (supervise, "announce", lambda address: None),
+        (streams, "end_with_starter", lambda stop: None),
+        (uplink, "open_native", native),
+        (uplink, "LoopWaiter", SimWaiter),
+        (uplink, "Exchange", Exchange),
+        (uplink.Uplink, "_write", write_noted),
+        (lineage.Lineage, "rebuild", rebuild_noted),
+        (large_values, "Puller", Puller),
+        (large_values, "threading", _THREADS),
+        (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
+        (daemon_link, "threading", _THREADS),
+        (cancel, "interrupt", interrupt),
+        (janitor, "interrupt", interrupt),
+        (value_traffic, "BYTES_MIN", 32 << 10),
+        (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
+        (uplink, "_TIDY_S", cluster.tidy_s),
+        (uplink, "_QUIET_TIDY_S", 4 * cluster.tidy_s),
+        (outbox, "PIECE_BYTES", 8 << 10),
+        (outbox, "FRAME_BYTES", 32 << 10),
+        (unread, "forward", lambda tell: None),
+    ]
+
+
+@contextlib.contextmanager
+def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
+    """Put the simulator's clock, randomness, sockets and threads in the place of the real ones."""
     err = io.StringIO()
     gc.collect()
     gc.freeze()  # what is there now outlives the run: the collections in it need not look at it
     gc.disable()
     try:
-        with (
-            contextlib.redirect_stderr(err),
-            patched(
-                (time, "monotonic", world.monotonic),
-                (os, "urandom", rng.randbytes),
-                (streams, "serve", network.serve),
-                (streams, "open_stream", network.open_stream),
-                (supervise, "announce", lambda address: None),
-                (streams, "end_with_starter", lambda stop: None),
-                (uplink, "open_native", native),
-                (uplink, "LoopWaiter", SimWaiter),
-                (uplink, "Exchange", Exchange),
-                (large_values, "Puller", Puller),
-                (large_values, "threading", _THREADS),
-                (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
-                (daemon_link, "threading", _THREADS),
-                (cancel, "interrupt", interrupt),
-                (janitor, "interrupt", interrupt),
-                (value_traffic, "BYTES_MIN", 32 << 10),
-                (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
-                (uplink, "_TIDY_S", cluster.tidy_s),
-                (uplink, "_QUIET_TIDY_S", 4 * cluster.tidy_s),
-                (outbox, "PIECE_BYTES", 8 << 10),
-                (outbox, "FRAME_BYTES", 32 << 10),
-                (unread, "forward", lambda tell: None),
-            ),
-        ):
+        with contextlib.redirect_stderr(err), patched(*_changes(cluster)):
             try:
                 yield err
             finally:  # while threads are the simulator's: code of killed processes ends in its `finally` blocks here

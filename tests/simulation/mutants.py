@@ -61,6 +61,11 @@ MUTANTS = [
            " or spill.is_spilled(self._client, ref)\n", "\n"),
     Mutant("stream: a task with all its results runs again", "peer_stream",
            "            if self._has_results(sent.task):\n", "            if False:\n"),
+    Mutant("cancel: an argument that comes under the number of a fetch", "inbox",
+           "        if isinstance(arriving, Fetching):\n            del", "        if arriving is not None:\n            del"),
+    Mutant("tidy: the shared source of a result that a peer waits for", "value_traffic",
+           "*(stream.needs() for stream in self.streams)", "*(stream.references.exported for stream in self.streams)",
+           225),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(form.left - 1, 0)", "form.left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -93,6 +95,19 @@ class _Stream:
             self.writers[side].append(future)
             await future
 
+    def look(self, side: int, message: Any) -> None:
+        """Carry out the faults that come with a message of this kind."""
+        host = self.processes[side].host
+        traps = self.network.traps.get(host)
+        if not traps:
+            return
+        kinds = {field.name for field, _ in message.ListFields()}
+        for trap in [one for one in traps if one.kind in kinds]:
+            trap.left -= 1
+            if trap.left <= 0:
+                traps.remove(trap)
+                self.network.world.after(trap.delay_s, partial(trap.then, self.processes[1 - side].host))
+
     def send(self, side: int, data: Any) -> None:
         network = self.network
         a, b = self.processes[side], self.processes[1 - side]
@@ -147,11 +162,16 @@ def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 class _Context:
+    side = 1
+
     def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+        self.stream = stream
 
     async def write(self, message: Any) -> None:
-        await self._stream.write(1, message if isinstance(message, bytes) else message.SerializeToString())
+        if not isinstance(message, bytes):
+            self.stream.look(1, message)
+            message = message.SerializeToString()
+        await self.stream.write(1, message)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise _Aborted(code, details)
@@ -159,6 +179,8 @@ class _Context:
 
 class _Call:
     """The client's side of a stream, as gRPC's: an iterator of messages, with `write` and `done_writing`."""
+
+    side = 0
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -169,11 +191,17 @@ class _Call:
             self._opened = self._channel.process.loop.create_task(self._channel.open())
         return await asyncio.shield(self._opened)
 
+    @property
+    def stream(self) -> Any:
+        """The stream, once it is open."""
+        return self._channel.stream
+
     async def write(self, message: Any) -> None:
         stream = await self._open()
         data = message.SerializeToString()
         if stream.ends[0].error is not None:
             raise stream.ends[0].error
+        stream.look(0, message)
         await stream.write(0, data)
 
     async def done_writing(self) -> None:
@@ -193,7 +221,7 @@ class Channel:
     def __init__(self, network: Network, process: Process, address: str, parse_of: tuple[Any, Any], path: str) -> None:
         self.network, self.process, self.address, self.path = network, process, address, path
         self._request, self._response = parse_of
-        self._stream: _Stream | None = None
+        self.stream: _Stream | None = None
         self._closed = False
 
     async def channel_ready(self) -> None:
@@ -208,7 +236,7 @@ class Channel:
                 await pause(CONNECT_S)
             raise _rpc_error(grpc.StatusCode.UNAVAILABLE, f"nothing answers at {self.address}")
         server, handlers = network.servers[self.address]
-        stream = self._stream = _Stream(network, self.process, server)
+        stream = self.stream = _Stream(network, self.process, server)
         stream.ends[0] = _End(self.process, self._response.FromString)
         stream.ends[1] = _End(server, self._request.FromString)
         network.streams[stream] = None
@@ -216,9 +244,26 @@ class Channel:
         return stream
 
     async def close(self) -> None:
-        if self._stream is not None and not self._stream.is_broken:
-            self.network.break_stream(self._stream, "the client has cancelled the call")
+        if self.stream is not None and not self.stream.is_broken:
+            self.network.break_stream(self.stream, "the client has cancelled the call")
         self._closed = True
+
+
+@dataclass
+class Trap:
+    """A fault that comes with a message.
+
+    Attributes:
+        kind: of the message: a field of a frame.
+        left: how many of them are to come.
+        delay_s: from the message, as it is sent, to the fault.
+        then: called with the receiver's host.
+    """
+
+    kind: str
+    left: int
+    delay_s: float
+    then: Callable[[str], None]
 
 
 class Network:
@@ -232,6 +277,7 @@ class Network:
         self.cuts: dict[tuple[str, str], int] = {}
         self.spread_s: dict[tuple[str, str], float] = {}
         self.natives: dict[str, Any] = {}
+        self.traps: dict[str, list[Trap]] = {}  # by the sender's host
         self.messages = self.nbytes = self.fetched = 0
         self.bytes_a_second = 1e8
 

@@ -40,6 +40,7 @@ from .world import Process, World, pause
 
 CODE = b"the code of every task " * 4
 STORE_BYTES = 48 << 20
+WORKERS_MAX = 20  # of a node
 ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
 RESTART_S = (0.05, 0.4)  # of an uplink
@@ -100,6 +101,16 @@ class Worker(Member):
                 self.store.put_error(task, exc)
                 core.finish(self.client, task)
             self.task = -1
+
+    async def load(self, ref: Any) -> Any:
+        """The value of a reference; another worker takes this one's place while its bytes are elsewhere."""
+        if not remote.is_missing(self.client, ref):
+            return self.store.load(ref, True)
+        self.node.block(self)
+        try:
+            return await super().load(ref)
+        finally:
+            self.node.blocked.discard(self)
 
     def wake(self) -> None:
         idle, self.idle = self.idle, None
@@ -317,6 +328,7 @@ class Node:
         )
         self._seen = 0
         self._in_step = False
+        self.blocked: set[Worker] = set()
         self.workers = [self._add(Worker(self)) for _ in range(cpus)]
         self.uplink: Any = self._add(UplinkMember(self))
         self.drivers: list[Driver] = []
@@ -327,6 +339,12 @@ class Node:
         self.members[member.slot] = member
         member.process.slowness = self.slowness
         return member
+
+    def block(self, worker: Worker) -> None:
+        """Start another worker in the place of one that waits."""
+        self.blocked.add(worker)
+        if len(self.workers) - len(self.blocked) < self.cpus and len(self.workers) < WORKERS_MAX:
+            self.workers.append(self._add(Worker(self)))
 
     def add_driver(self, ops: list[tuple], index: int) -> Driver:
         driver = self._add(Driver(self, ops, index))
@@ -430,6 +448,7 @@ class Node:
         del self.members[member.slot]
         if isinstance(member, Worker):
             self.workers.remove(member)
+            self.blocked.discard(member)
             self.workers.append(self._add(Worker(self)))
         self.after_step()
 
@@ -446,6 +465,8 @@ class Node:
     def interrupt(self) -> None:
         """Wake the processes whose task was cancelled."""
         for member in self.members.values():
+            if not member.process.alive:
+                continue  # it is buried later
             if isinstance(member, Worker) and member.task >= 0 and core.cancelled(member.client, member.task):
                 if member.interrupted is not None:
                     member.process.call(member.interrupted.set)

@@ -21,17 +21,9 @@ def test_seeds_hold_and_repeat():
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        # A value was claimed although an older stream, whose end one node noticed late, was to end later.
-        "--seed 7 --nodes 3 --tasks 40 --drivers 3 --faults 14 --family breaks",
-        # An object that shared the source of a value was forgotten while an argument came under the same number.
-        "--seed 3028 --nodes 4 --tasks 80 --drivers 2 --faults 6 --retries --family wide",
-    ],
-)
-def test_seeds_that_found_a_fault_hold(arguments):
-    ran = simulate("--no-shrink", *arguments.split())
+def test_a_result_that_a_peer_waits_for_keeps_its_source():
+    """A run without faults, in which a value was made again: its source was forgotten before the peer had it."""
+    ran = simulate("--no-shrink", *"--seed 225 --nodes 4 --tasks 60 --drivers 3 --faults 0 --retries".split())
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -1,0 +1,82 @@
+"""What holds between two nodes whenever nothing is on its way on a stream between them.
+
+Both nodes then count the same names of the same objects, a task that one has forwarded is known to the other, and a
+node that has its turn to fetch a value fetches it. A count that is wrong is found here at once; at the end, the close
+of the stream would have hidden it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def stream_of(exchange: Any) -> tuple[Any, int]:
+    """Return the simulated stream of an exchange and which side of it this is; None: it has none yet."""
+    return exchange.writes_to.stream if exchange.writes_to is not None else None, exchange.writes_to_side
+
+
+def is_quiet(stream: Any, ends: list[Any]) -> bool:
+    """Return whether nothing is on its way on a stream, and both ends have handled everything."""
+    if stream.is_broken or any(stream.on_way) or any(stream.held) or any(one.closed for one in ends):
+        return False
+    arrived = any(end is None or end.arrived or end.error is not None for end in stream.ends)
+    return not arrived and all(one.out.is_empty and one.node and one.idle.is_open for one in ends)
+
+
+def pairs(exchanges: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield (an exchange, the peer's exchange) for each quiet stream, in both orders."""
+    by_stream: dict[Any, dict[int, Any]] = {}
+    for exchange in exchanges:
+        stream, side = stream_of(exchange)
+        if stream is not None:
+            by_stream.setdefault(stream, {})[side] = exchange
+    for stream, ends in by_stream.items():
+        if len(ends) == 2 and is_quiet(stream, [ends[0], ends[1]]):
+            yield ends[0], ends[1]
+            yield ends[1], ends[0]
+
+
+def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
+    """Check all streams.
+
+    Args:
+        exchanges: the open exchanges of all nodes.
+        violation: called with each invariant that does not hold.
+    """
+    for exchange in exchanges:
+        ledger = exchange.ledger
+        counts = (
+            sum(one.remote is None for one in ledger._out.values()),
+            sum(not one.is_call for one in ledger._in.values()),
+        )
+        if counts != (ledger.forwarded, ledger.accepted):
+            violation(f"a ledger counts {ledger.forwarded}, {ledger.accepted} tasks and has {counts}")
+    peers = {}
+    for one, peer in pairs(exchanges):
+        peers[one] = peer
+        where = f"{peer.name} > {one.name}"
+        exported = {objref: held.named for objref, held in one.references._exports._held.items()}
+        imported = {objref: standin.named for objref, standin in peer.references._imports.items()}
+        if exported != imported:
+            differ = dict(sorted(set(exported.items()) ^ set(imported.items())))
+            violation(f"{where}: the nodes count names differently: {exported} {imported}: {differ}")
+        unknown = set(one.ledger._out) - set(peer.ledger._in)
+        if unknown:
+            violation(f"{where}: the tasks {sorted(unknown)} were forwarded, and do not run there")
+        values = one.traffic.values
+        coming = peer.traffic.arrivals
+        lost = [number for number in values._open if number not in coming._offered and -number not in coming._arriving]
+        if lost:
+            violation(f"{where}: {len(lost)} offers are neither taken nor refused")
+        left = set(values._kept) - set(exported)
+        if left:
+            violation(f"{where}: values of the objects {sorted(left)} are offered, which the node does not hold")
+    for one, peer in peers.items():
+        tables, arriving = one.traffic._tables, peer.traffic.arrivals._arriving
+        for objref, spread in tables.spreads._spreads.items():
+            has_turn = one in spread._sending
+            if has_turn and one in spread._waiting:
+                violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
+            if has_turn and -one.traffic._wanted.get(objref, 0) not in arriving:
+                violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
