@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("stream: a task with all its results runs again", "peer_stream",
            "            if self._has_results(sent.task):\n", "            if False:\n"),
     Mutant("cancel: an argument that comes under the number of a fetch", "inbox",
-           "        if isinstance(arriving, Fetching):\n            del", "        if arriving is not None:\n            del"),
+           "        if isinstance(arriving, Fetching):\n", "        if arriving is not None:\n"),
     Mutant("tidy: the shared source of a result that a peer waits for", "value_traffic",
            "*(stream.needs() for stream in self.streams)", "*(stream.references.exported for stream in self.streams)",
            225),

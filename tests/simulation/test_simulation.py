@@ -23,7 +23,7 @@ def test_seeds_hold_and_repeat():
 
 def test_a_result_that_a_peer_waits_for_keeps_its_source():
     """A run without faults, in which a value was made again: its source was forgotten before the peer had it."""
-    ran = simulate("--no-shrink", *"--seed 225 --nodes 4 --tasks 60 --drivers 3 --faults 0 --retries".split())
+    ran = simulate("--no-shrink", "--mixed", "--seed", "225")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
