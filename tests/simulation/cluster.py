@@ -40,22 +40,18 @@ from fastrt.store import unread
 from fastrt.tasks import cancel
 
 from . import invariants
+from .faults import BEGIN_S, WORK_S, Faults
 from .links import Native, Puller, SimWaiter
-from .network import Network, Trap
+from .network import Network
 from .node import Node
 from .program import LARGE, VALUE, Program, Shape
 from .world import Process, World, patched
 
-BEGIN_S = 1000.0
-WORK_S = 5.0  # in which faults may come
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
 CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
-TRAP_S = 3.0  # in which a fault waits for its message
-MESSAGES = ("task", "value", "value", "release", "ended", "claim", "named", "where", "from", "copy", "again", "taken",
-            "cancel", "function", "forget", "hello")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -265,7 +261,7 @@ class Cluster:
 
     def run(self) -> None:
         plan, world = self.plan, self.world
-        self._start_head()
+        self.start_head()
         for k in range(plan.nodes):
             is_client = k == 0 and plan.seed % 3 == 0 and plan.nodes > 1  # a driver's node without workers
             self.nodes.append(Node(self, k + 1, 0 if is_client else 1 + (plan.seed + k) % 2))
@@ -278,7 +274,7 @@ class Cluster:
         for k, ops in enumerate(self.program.drivers):
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
-        last = self._plan_faults()
+        last = Faults(self).plan_all()
         self._check_streams()
         world.run(BEGIN_S + last + 1.0)
 
@@ -312,181 +308,10 @@ class Cluster:
         if node.alive:
             self.drivers.append(node.add_driver(ops, index))
 
-    def _start_head(self) -> None:
+    def start_head(self) -> None:
+        """Start the head; another one ran before, if any."""
         self.head = Process(self.world, "head", "head")
         self.head.start(partial(head._serve, self.head_address, "", self.access))
-
-    # ---- faults ----
-
-    def _plan_faults(self) -> float:
-        """Plan the faults of the seed; return when the last one has ended."""
-        rng = random.Random(self.plan.seed ^ 0xFA17)
-        kinds: list[Callable[[random.Random], tuple[str, Callable[[], None], float]]] = [
-            self._kill_uplink, self._kill_uplink, self._kill_worker, self._cut, self._cut, self._kill_head, self._slow,
-            self._drop_copies, self._break,
-        ]  # fmt: skip
-        if self.plan.machines:
-            kinds += [self._lose_node, self._long_cut, self._kill_driver]
-        if self.family.faults:
-            kinds = [getattr(self, f"_{name}") for name in self.family.faults]
-        last = 0.0
-        for number in range(self.plan.faults):
-            at = rng.random() ** (2 if self.family.work_s == WORK_S else 1) * self.family.work_s
-            name, fault, lasts = rng.choice(kinds)(rng)
-            if number in self.plan.skip:
-                continue
-            self.faults.append(f"{number}: {at:.3f} {name}")
-            last = max(last, at + lasts)
-
-            def begin(name: str = name, fault: Callable[[], None] = fault) -> None:
-                self.world.say(f"FAULT {name}")
-                fault()
-
-            self.world.at(BEGIN_S + at, begin)
-        return last
-
-    def _kill_uplink(self, rng: random.Random) -> Any:
-        k = rng.randrange(self.plan.nodes)
-
-        def fault() -> None:
-            node = self.nodes[k]
-            if node.alive and node.uplink.process.alive:
-                node.kill(node.uplink)
-
-        return f"kill the uplink of n{k + 1}", fault, 1.0
-
-    def _set(self, k: int, trap: Trap) -> None:
-        """Have a fault wait for its message, for a while."""
-        traps = self.world.network.traps.setdefault(f"n{k + 1}", [])
-        traps.append(trap)
-        self.world.after(TRAP_S, lambda: traps.remove(trap) if trap in traps else None)
-
-    def _trap(self, rng: random.Random, what: str) -> tuple[int, Trap, str]:
-        k = rng.randrange(self.plan.nodes)
-        kind, left = rng.choice(MESSAGES), 1 + int(rng.random() ** 2 * 12)
-        trap = Trap(kind, left, rng.choice((0.0, 1e-4, 1e-3, 1e-2, 0.05)) * rng.random(), lambda host: None)
-        return k, trap, f"{what} n{k + 1} {trap.delay_s:.5f} s after its {left}. {kind!r} from then on"
-
-    def _kill_at(self, rng: random.Random) -> Any:
-        """Kill an uplink just after it has sent a message of some kind."""
-        k, trap, name = self._trap(rng, "kill the uplink of")
-        is_receiver = rng.random() < 0.3
-
-        def then(host: str) -> None:
-            node = next((one for one in self.nodes if one.host == host), None) if is_receiver else self.nodes[k]
-            if node is not None and node.alive and node.uplink.process.alive:
-                node.kill(node.uplink)
-
-        trap.then = then
-        name += ", or of its receiver" * is_receiver
-        return name, partial(self._set, k, trap), TRAP_S
-
-    def _break_at(self, rng: random.Random) -> Any:
-        """Break the streams between two nodes just after a message of some kind."""
-        k, trap, name = self._trap(rng, "break a stream of")
-        seconds = rng.random() * rng.choice((0.1, 2.0, 8.0))
-        trap.then = lambda host: self.world.network.reset(*rng.sample((f"n{k + 1}", host), 2), seconds)
-        name += f"; the second end notices {seconds:.2f} s later"
-        return name, partial(self._set, k, trap), TRAP_S + seconds
-
-    def _kill_and_cut(self, rng: random.Random) -> Any:
-        a, b = rng.sample(range(self.plan.nodes), 2)
-        seconds = rng.uniform(3.0, 12.0)
-
-        def fault() -> None:
-            node = self.nodes[a]
-            if node.alive and node.uplink.process.alive:
-                node.kill(node.uplink)
-                self.world.network.cut(f"n{a + 1}", f"n{b + 1}", seconds, True)
-
-        return f"kill the uplink of n{a + 1} and cut n{a + 1} - n{b + 1} for {seconds:.2f} s", fault, seconds + 1.0
-
-    def _kill_worker(self, rng: random.Random) -> Any:
-        k, which = rng.randrange(self.plan.nodes), rng.random()
-
-        def fault() -> None:
-            node = self.nodes[k]
-            if node.alive and node.workers:
-                node.kill(node.workers[int(which * len(node.workers))])
-
-        return f"kill a worker of n{k + 1}", fault, 1.0
-
-    def _kill_driver(self, rng: random.Random) -> Any:
-        k = rng.randrange(self.plan.nodes)
-
-        def fault() -> None:
-            for driver in self.nodes[k].drivers:
-                self.nodes[k].kill(driver)
-
-        return f"kill the drivers of n{k + 1}", fault, 1.0
-
-    def _cut(self, rng: random.Random) -> Any:
-        hosts = ["head"] * (not self.family.faults) + [f"n{k + 1}" for k in range(self.plan.nodes)]
-        a, b = rng.sample(hosts, 2)
-        seconds, both = rng.choice((0.05, 1.0, 6.0, 14.0)) * rng.random(), rng.random() < 0.5
-        fault = partial(self.world.network.cut, a, b, seconds, both)
-        return f"cut {a} {'-' if both else '>'} {b} for {seconds:.2f} s", fault, seconds
-
-    def _break(self, rng: random.Random) -> Any:
-        a, b = rng.sample(range(self.plan.nodes), 2)
-        seconds = rng.random() * rng.choice((0.1, 2.0, 8.0))
-        hosts = f"n{a + 1}", f"n{b + 1}"
-        fault = partial(self.world.network.reset, *hosts, seconds)
-        return f"{hosts[1]} notices {seconds:.2f} s after {hosts[0]} that their streams are broken", fault, seconds
-
-    def _long_cut(self, rng: random.Random) -> Any:
-        a, b = rng.sample([f"n{k + 1}" for k in range(self.plan.nodes)], 2)
-        seconds = rng.uniform(30.0, 60.0)
-        return f"cut {a} - {b} for {seconds:.0f} s", partial(self.world.network.cut, a, b, seconds, True), seconds
-
-    def _kill_head(self, rng: random.Random) -> Any:
-        seconds = rng.random() * 3
-
-        def fault() -> None:
-            if self.head is not None and self.head.alive:
-                self.head.kill()
-                self.world.after(seconds, self._start_head)
-
-        return f"kill the head for {seconds:.2f} s", fault, seconds + 1
-
-    def _slow(self, rng: random.Random) -> Any:
-        k, factor, seconds = rng.randrange(self.plan.nodes), rng.choice((20, 200, 1000)), rng.random() * 3
-
-        def set_to(slowness: float) -> None:
-            node = self.nodes[k]
-            node.slowness = slowness
-            for member in node.members.values():
-                member.process.slowness = slowness
-
-        def fault() -> None:
-            set_to(factor)
-            self.world.after(seconds, lambda: set_to(1.0))
-
-        return f"n{k + 1} is {factor} times slower for {seconds:.2f} s", fault, seconds
-
-    def _drop_copies(self, rng: random.Random) -> Any:
-        k = rng.randrange(self.plan.nodes)
-
-        def fault() -> None:
-            if self.nodes[k].alive:
-                self.nodes[k].drop_copies()
-
-        return f"n{k + 1} drops copies", fault, 0.0
-
-    def _lose_node(self, rng: random.Random) -> Any:
-        k, seconds = rng.randrange(self.plan.nodes), rng.random() * 8
-
-        def again() -> None:
-            self.nodes[k] = Node(self, k + 1, 1 + k % 2)
-
-        def fault() -> None:
-            node = self.nodes[k]
-            if node.alive:
-                node.lose()
-                self.lost.append(node)
-                self.world.after(seconds, again)
-
-        return f"lose n{k + 1}, back after {seconds:.2f} s", fault, seconds + 1
 
     # ---- the end ----
 
@@ -521,6 +346,22 @@ class _Inline:
 _THREADS = SimpleNamespace(Thread=_Inline)
 
 
+def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
+    """What the invariants look at: for `patched`."""
+    write, rebuild = uplink.Uplink._write, lineage.Lineage.rebuild
+
+    async def write_noted(self: Any, exchange: Any, to: Any) -> None:
+        exchange.writes_to, exchange.writes_to_side = to.__self__, to.__self__.side
+        await write(self, exchange, to)
+
+    def rebuild_noted(self: Any, made: Any, origin: Any, lost: str) -> None:
+        if cluster.keeps_all:
+            cluster.world.violation(f"a value is given up although no machine was lost: {lost}")
+        rebuild(self, made, origin, lost)
+
+    return [(uplink.Uplink, "_write", write_noted), (lineage.Lineage, "rebuild", rebuild_noted)]
+
+
 def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
     """What stands in the place of the real clock, randomness, sockets and threads: for `patched`."""
     world, network = cluster.world, cluster.world.network
@@ -546,17 +387,6 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
             cluster.exchanges.pop(self, None)
             super().close(*args, **kwargs)
 
-    write, rebuild = uplink.Uplink._write, lineage.Lineage.rebuild
-
-    async def write_noted(self: Any, exchange: Any, to: Any) -> None:
-        exchange.writes_to, exchange.writes_to_side = to.__self__, to.__self__.side
-        await write(self, exchange, to)
-
-    def rebuild_noted(self: Any, made: Any, origin: Any, lost: str) -> None:
-        if cluster.keeps_all:
-            world.violation(f"a value is given up although no machine was lost: {lost}")
-        rebuild(self, made, origin, lost)
-
     def native(store: Any, access: Any, listen: str) -> Native:
         process = world.current
         assert process is not None
@@ -578,8 +408,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (uplink, "open_native", native),
         (uplink, "LoopWaiter", SimWaiter),
         (uplink, "Exchange", Exchange),
-        (uplink.Uplink, "_write", write_noted),
-        (lineage.Lineage, "rebuild", rebuild_noted),
+        *_watched(cluster),
         (large_values, "Puller", Puller),
         (large_values, "threading", _THREADS),
         (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
