@@ -151,12 +151,52 @@ def test_killed_worker_daemon_and_program_are_noticed_by_the_page(visit, program
     assert str(daemon) not in processes_of(page)
 
     go(page, "overview")
-    page.locator("td", has_text="held").wait_for()
+    page.locator("td", has_text="held").first.wait_for()
     one.process.kill()
     page.locator("#banner.warn", has_text="This session has ended").wait_for()
     fact(page, "tasks ended").wait_for()  # the last view stays
     go(page, "memory")
     page.locator("p.words", has_text="The session has ended. Still here: overview, tasks").wait_for()
+
+
+FAILING = """
+import ctypes, signal, fastrt
+fastrt.init(2, "64MiB")
+
+@fastrt.remote
+def divide(by):
+    print("dividing by", by)
+    return 1 // by
+
+@fastrt.remote
+def hang():
+    ctypes.PyDLL(None).pause()  # in C, with the interpreter's lock
+
+failed = divide.remote(0)
+fastrt.wait([failed])
+hanging = hang.remote()
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_failure_leads_to_its_traceback_and_log(visit, program):
+    program(FAILING).wait_for_line("ready")
+    page = visit()
+    page.get_by_role("link", name="ZeroDivisionError").first.click()
+    page.locator("pre", has_text="return 1 // by").wait_for()
+    page.locator("p.words.bad", has_text="ZeroDivisionError").wait_for()
+    page.get_by_role("link", name="log of this task").click()
+    page.get_by_text("dividing by 0").wait_for()
+
+
+def test_stack_of_a_worker_that_hangs_in_c_is_shown(visit, program):
+    program(FAILING).wait_for_line("ready")
+    page = visit("workers")
+    page.locator("tbody tr", has_text="hang").locator("a").first.click()
+    page.get_by_role("button", name="Show its stack").click()
+    page.locator("pre", has_text="hang").wait_for()
+    assert "driver0.py" in page.locator("pre", has_text="hang").inner_text()
 
 
 def test_stopped_dashboard_is_named_and_the_next_one_is_another(browser, runtime_dir):
