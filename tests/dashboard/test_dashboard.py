@@ -130,7 +130,19 @@ def test_failures_are_grouped_and_lead_to_the_traceback(rt, dash, wait_until):
 
 
 def test_every_page_has_sections_also_when_nothing_is_there(rt, dash):
-    for view in ("overview", "tasks", "rows", "failures", "actors", "workers", "memory", "timeline", "logs", "nodes"):
+    for view in (
+        "overview",
+        "tasks",
+        "rows",
+        "failures",
+        "actors",
+        "workers",
+        "memory",
+        "timeline",
+        "logs",
+        "nodes",
+        "services",
+    ):
         found = dash.view(view)
         assert found["head"]["state"] == "live"
         assert len(found) > 1, view

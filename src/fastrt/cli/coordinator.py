@@ -23,11 +23,9 @@ from fastrt.cli.job import job_options, job_settings
 from fastrt.cli.tables import table_console
 from fastrt.coordination.front import Front
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
-from fastrt.coordination.snapshot import SNAPSHOT_PATH
+from fastrt.coordination.snapshot import fetch
 from fastrt.errors import FastrtError
 from fastrt.net.grpc.auth import TlsFiles
-from fastrt.net.grpc.channel import open_channel
-from fastrt.net.grpc.descriptors import message_set
 
 _DEFAULT_ADDRESS = "127.0.0.1:6464"
 _STATE_STYLES = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
@@ -223,17 +221,10 @@ def _serve(options: CoordinatorOptions) -> None:
 
 def _ask(target: _Target, **fields: Any) -> Any:
     """Fetch a snapshot of a live coordinator."""
-    request, response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
-    channel = open_channel(target.address, target.credentials)
     try:
-        call: Callable[..., Any] = channel.unary_unary(SNAPSHOT_PATH, request.SerializeToString, response.FromString)
-        return call(request(**fields), timeout=_ASK_S)
-    except grpc.RpcError as error:
-        speaks = "use TLS with this certificate" if target.credentials else "want TLS (--tls-ca)"
-        words = f"No coordinator answers on {target.address}: {error.details()}. Is it running, and does it {speaks}?"
-        raise click.ClickException(words) from error
-    finally:
-        channel.close()
+        return fetch(target.address, target.credentials, _ASK_S, **fields)
+    except FastrtError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _credentials(authority: Path | None, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:

@@ -20,6 +20,9 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--allow-actions", is_flag=True, help="Let the page cancel tasks and kill actors.")
+@click.option("--coordinator", default="", metavar="HOST:PORT", help="Show this coordinator for JAX, too.")
+@click.option("--servers", default="", metavar="HOST:PORT", help="Show the parameter servers with this HTTP address.")
+@click.option("--servers-token", type=_file, help="The file with their token.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser of this machine.")
 def dashboard(session: str, open_browser: bool, **given: Any) -> None:
     """Serve pages about the sessions of this user on this machine, until Ctrl-C.
@@ -41,10 +44,12 @@ def dashboard(session: str, open_browser: bool, **given: Any) -> None:
     from fastrt.dashboard.access import Access
     from fastrt.dashboard.desk import Desk
     from fastrt.dashboard.serve import listen, names_in
+    from fastrt.dashboard.services import Addresses
     from fastrt.errors import FastrtError
     from fastrt.net.address import check_bind, join_address
     from fastrt.runtime.dashboards import this_process
 
+    beside = Addresses(given["coordinator"], given["servers"], given["servers_token"])
     tls = _tls(given["tls_cert"], given["tls_key"])
     folder = runtime_folder()
     try:
@@ -72,7 +77,8 @@ def dashboard(session: str, open_browser: bool, **given: Any) -> None:
             click.launch(file.url)
 
     try:
-        Server(sock, Desk(folder, session, given["allow_actions"]), rules, tls, started, announce).run_to_the_end()
+        desk = Desk(folder, session, given["allow_actions"], beside)
+        Server(sock, desk, rules, tls, started, announce).run_to_the_end()
     finally:
         file.remove(folder)
         sock.close()

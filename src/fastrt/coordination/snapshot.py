@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Any
+
+import grpc
 
 from fastrt.coordination.dialects import INSIDE, shown
 from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure
+from fastrt.errors import FastrtError
+from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.descriptors import message_set
 
 SNAPSHOT_PATH = "/fastrt.coordination.Inspector/Snapshot"
 _LISTED = 1000
 _MISSING_LISTED = 10
 _Request, _Response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
+
+
+def fetch(address: str, credentials: grpc.ChannelCredentials | None, timeout_s: float, **fields: Any) -> Any:
+    """Fetch a snapshot of a live coordinator.
+
+    Args:
+        address: `host:port` of the coordinator.
+        credentials: for TLS; None: in the clear.
+        timeout_s: how long it has to answer.
+        fields: of the SnapshotRequest.
+    Returns:
+        The SnapshotResponse.
+    Raises:
+        FastrtError: no coordinator answers there.
+    """
+    channel = open_channel(address, credentials)
+    try:
+        call: Callable[..., Any] = channel.unary_unary(SNAPSHOT_PATH, _Request.SerializeToString, _Response.FromString)
+        return call(_Request(**fields), timeout=timeout_s)
+    except grpc.RpcError as error:
+        speaks = "use TLS with this certificate" if credentials else "want TLS (--tls-ca)"
+        raise FastrtError(
+            f"No coordinator answers on {address}: {error.details()}. Is it running, and does it {speaks}?"
+        ) from error
+    finally:
+        channel.close()
 
 
 def snapshot(

@@ -10,13 +10,15 @@ from typing import Any
 from fastrt.config import RUNTIME_FOLDER
 from fastrt.dashboard import sections, views, watched
 from fastrt.dashboard.log_readers import LogReaders
-from fastrt.dashboard.pages import logs
+from fastrt.dashboard.pages import logs, services
 from fastrt.dashboard.sections import Section
+from fastrt.dashboard.services import Addresses, Services
 from fastrt.dashboard.watched import Watched
 from fastrt.errors import FastrtError
 from fastrt.folders import has_private_folder
 
 _SESSIONS_MAX = 8  # that are watched at once; and as many that have ended are remembered
+_FREE = (views.LOGS, views.SERVICES)  # pages that need no session
 _KEPT = ("overview", "tasks")  # pages that an ended session still has
 
 
@@ -31,13 +33,17 @@ class Desk:
         folder: the runtime folder.
         prefix: only sessions whose names begin with this.
         allow_actions: whether pages have the buttons that change the program.
+        beside: the services to show; None: none.
     """
 
-    def __init__(self, folder: Path, prefix: str = "", allow_actions: bool = False) -> None:
+    def __init__(
+        self, folder: Path, prefix: str = "", allow_actions: bool = False, beside: Addresses | None = None
+    ) -> None:
         self._folder, self._prefix, self._allow_actions = folder, prefix, allow_actions
         self._sessions: dict[str, Watched] = {}  # oldest first
         self._last: dict[str, dict[str, list[Section]]] = {}  # of ended sessions: pages by view
         self._readers = LogReaders(folder)
+        self._services = Services(beside or Addresses())
 
     def look(self) -> None:
         """Find new sessions, take a sample of each, and take leave of those that have ended."""
@@ -64,17 +70,17 @@ class Desk:
             RefusedError: there is no such page.
         """
         name = args.get("view", "overview")
-        if name not in views.VIEWS and name not in views.LASTING and name != views.LOGS:
+        if name not in views.VIEWS and name not in views.LASTING and name not in _FREE:
             raise RefusedError("there is no such page")
         session = self._chosen(args.get("session", ""))
         head = self._head(session)
-        if session is None and name != views.LOGS:
+        if session is None and name not in _FREE:
             return [head, sections.text("none", views.NO_SESSION, "big")]
         if session is not None and session.state == watched.ENDED and name in views.VIEWS:
             kept = self._last.get(session.name, {})
-            words = f"The session has ended. Still here: {', '.join([*kept, *views.LASTING, views.LOGS])}."
+            words = f"The session has ended. Still here: {', '.join([*kept, *views.LASTING, *_FREE])}."
             return [head, *kept.get(name, [sections.text("ended", words)])]
-        if session is not None and session.state == watched.OUTSIDE and name != views.LOGS:
+        if session is not None and session.state == watched.OUTSIDE and name not in _FREE:
             return [head, sections.text("outside", f"The session cannot be read: {session.why}", "bad")]
         try:
             found = self._made(name, session, args)
@@ -85,6 +91,8 @@ class Desk:
     def _made(self, name: str, session: Watched | None, args: Mapping[str, str]) -> list[Section]:
         if name == views.LOGS:
             return logs.logs(self._readers, session, args)
+        if name == views.SERVICES:
+            return services.services(self._services)
         assert session is not None
         if name in views.LASTING:
             return views.LASTING[name](session, args)

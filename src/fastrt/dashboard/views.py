@@ -10,7 +10,7 @@ from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.store.client import Store
 
-LOGS = "logs"  # `logs.logs`: it can be made without a session
+LOGS, SERVICES = "logs", "services"  # pages that the desk makes also without a session
 NO_SESSION = (
     "No session runs here. Start a program that calls fastrt.init(), or `fastrt start`: this page shows it by itself."
 )

@@ -3,7 +3,7 @@ import {build} from "./build.js";
 
 const VIEWS = [
   ["overview", "Overview"], ["tasks", "Tasks"], ["failures", "Failures"], ["actors", "Actors"], ["workers", "Workers"],
-  ["memory", "Memory"], ["timeline", "Timeline"], ["logs", "Logs"], ["nodes", "Nodes"],
+  ["memory", "Memory"], ["timeline", "Timeline"], ["logs", "Logs"], ["nodes", "Nodes"], ["services", "Services"],
 ];
 const TITLES = {rows: "Tasks", task: "Task", failure: "Failure", actor: "Actor", process: "Process"};
 const PARENTS = {rows: "tasks", task: "tasks", failure: "failures", actor: "actors", process: "workers"};
