@@ -216,6 +216,7 @@ class _Served:
             return JSONResponse({"said": str(exc), "done": False}, 400)
         except asyncio.TimeoutError:
             return JSONResponse({"said": "the request did not come in time", "done": False}, 408)
+        self._cached.clear()  # so that the next page shows the change
         return JSONResponse({"said": words, "done": True})
 
     async def _sections(self, args: dict[str, str]) -> list[sections.Section]:
