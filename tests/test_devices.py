@@ -1,5 +1,9 @@
 """Which devices a machine gives to fastrt, by its variables and device files; both are made up here."""
 
+import sys
+import types
+from pathlib import Path
+
 import pytest
 
 from fastrt import devices
@@ -83,3 +87,50 @@ def test_process_that_has_opened_or_mapped_a_device_is_known(tmp_path, dev):
     assert devices.are_open([gpu], tmp_path) == "/dev/nvidiactl"
     (tmp_path / "maps").write_text("7f00-7f01 r--p 0 08:01 5   /usr/lib/x86_64-linux-gnu/libcuda.so.550.54\n")
     assert devices.are_open([gpu], tmp_path) == "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54"
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Stand in for NVIDIA's library, which needs a driver: GPUs with the UUIDs of their MIG slices."""
+
+    def make(gpus, error=None):
+        library = types.ModuleType("pynvml")
+        library.NVMLError = type("NVMLError", (Exception,), {})
+        library.NVML_DEVICE_MIG_ENABLE = 1
+
+        def init():
+            if error:
+                raise library.NVMLError(error)
+
+        def slice_of(gpu, k):
+            if k >= len(gpus[gpu]):
+                raise library.NVMLError("not found")
+            return gpus[gpu][k]
+
+        library.nvmlInit, library.nvmlShutdown = init, lambda: None
+        library.nvmlDeviceGetCount, library.nvmlDeviceGetHandleByIndex = lambda: len(gpus), lambda k: k
+        library.nvmlDeviceGetMigMode = lambda gpu: (int(bool(gpus[gpu])), 0)
+        library.nvmlDeviceGetMaxMigDeviceCount = lambda gpu: 7
+        library.nvmlDeviceGetMigDeviceHandleByIndex = slice_of
+        library.nvmlDeviceGetUUID = lambda one: one if isinstance(one, str) else f"GPU-{one}".encode()
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+
+    return make
+
+
+def test_nvml_counts_devices_where_it_is_there(nvml):
+    nvml([[], []])
+    assert devices.detect({})["GPU"] == 2
+    assert [one.name for one in devices.named({"GPU": 2}, {})] == ["0", "1"]
+    assert devices.detect({"CUDA_VISIBLE_DEVICES": "1"})["GPU"] == 1  # a variable comes first
+
+
+def test_slices_are_named_by_their_uuids(nvml):
+    nvml([["MIG-a", "MIG-b"], []])
+    assert [one.name for one in devices.named({"GPU": 3}, {})] == ["MIG-a", "MIG-b", "GPU-1"]
+
+
+def test_files_are_counted_where_the_driver_is_missing(nvml, dev):
+    nvml([[]], error="Driver Not Loaded")
+    assert devices.detect({}, dev("nvidia0", "nvidia1")) == {"GPU": 2}
+    assert devices.detect({}).get("GPU", 0) == len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 DEVICES_MAX = 32  # of one node: a task's record has one bit for each
 _NO_DEVICE = ("", "-1", "none", "void", "NoDevFiles")
+_DEV = Path("/dev")
 _HIDE = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 
 
@@ -85,15 +86,13 @@ class Device:
     name: str
 
 
-def detect(environ: Mapping[str, str] = os.environ, dev: Path = Path("/dev")) -> dict[str, int]:
+def detect(environ: Mapping[str, str] = os.environ, dev: Path = _DEV) -> dict[str, int]:
     """Count the devices that this process may use, by resource; resources without any are left out."""
     found = {resource: len(_there(resource, environ, dev)[1]) for resource in RESOURCES}
     return {resource: count for resource, count in found.items() if count}
 
 
-def named(
-    amounts: Mapping[str, float], environ: Mapping[str, str] = os.environ, dev: Path = Path("/dev")
-) -> list[Device]:
+def named(amounts: Mapping[str, float], environ: Mapping[str, str] = os.environ, dev: Path = _DEV) -> list[Device]:
     """Return the devices of a node that offers these amounts.
 
     Args:
@@ -180,10 +179,12 @@ def _there(resource: str, environ: Mapping[str, str], dev: Path) -> tuple[Kind, 
         if kind.above and kind.above in environ:
             return kind, [str(k) for k in range(len(_listed(environ[kind.above])))], True
     for kind in kinds:
-        count = len(list(dev.glob(kind.files))) if kind.files and (dev / kind.beside).exists() else 0
-        if count:
-            slices = _nvidia_slices() if kind is NVIDIA else []
-            return kind, slices or [str(k) for k in range(count)], False
+        names = _nvidia_names() if kind is NVIDIA and dev == _DEV else None
+        if names is None:
+            count = len(list(dev.glob(kind.files))) if kind.files and (dev / kind.beside).exists() else 0
+            names = [str(k) for k in range(count)]
+        if names:
+            return kind, names, False
     return kinds[0], [], False
 
 
@@ -198,18 +199,20 @@ def _listed(text: str) -> list[str]:
     return names
 
 
-def _nvidia_slices() -> list[str]:
-    """The UUIDs of all devices of a machine with MIG slices, which only UUIDs can choose; [] where there are none.
+def _nvidia_names() -> list[str] | None:
+    """Ask NVML for the names of NVIDIA's devices; None where the package or the driver is missing.
 
+    Returns:
+        Indexes; UUIDs on a machine with MIG slices, which only UUIDs can choose.
     Source:
         NVML, by the package nvidia-ml-py.
     """
     try:
         import pynvml
     except ImportError:
-        return []
+        return None
     names, is_sliced = [], False
-    with contextlib.suppress(pynvml.NVMLError):
+    try:
         pynvml.nvmlInit()
         for k in range(pynvml.nvmlDeviceGetCount()):
             device = pynvml.nvmlDeviceGetHandleByIndex(k)
@@ -217,7 +220,9 @@ def _nvidia_slices() -> list[str]:
             is_sliced = is_sliced or bool(slices)
             names += slices or [_text(pynvml.nvmlDeviceGetUUID(device))]
         pynvml.nvmlShutdown()
-    return names if is_sliced else []
+    except pynvml.NVMLError:
+        return None
+    return names if is_sliced else [str(k) for k in range(len(names))]
 
 
 def _slices_of(device: object) -> Iterator[str]:

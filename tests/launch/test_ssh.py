@@ -15,7 +15,10 @@ import fastrt
 from fastrt.errors import ConfigError
 from fastrt.launch.ssh import SshHost, parse_hosts
 from support.cluster import FASTRT
+from support.jax_envs import ENVS, python_of
 from support.jax_members import MEMBERS
+from support.jax_programs import APP as JAX_APP
+from support.jax_programs import JAX, VERSION
 from support.jobs import APP, SLOW, WAIT, captured, is_swept, kill_all, needs, rest_of
 from support.sshd import PROGRAMS, Sshds
 
@@ -289,6 +292,14 @@ def test_nothing_readable_goes_over_the_network_and_the_token_is_in_no_command_l
 def test_tasks_of_all_hosts_meet_at_the_coordinator_for_jax(job, program):
     code, out, err = job.run("--jax", "--hosts", "n1,n2", program(MEMBERS))
     assert (code, out) == (0, "[(0, '3', 3), (1, '3', 3), (2, '3', 3)] 0 127.0.0.1:0\n"), err
+
+
+@long
+def test_jax_of_two_hosts_sums_over_both(job, program):
+    if not (ENVS / VERSION / "whole").exists():
+        pytest.skip(f"the environment with JAX {VERSION} is not there; `make check` makes it")
+    code, out, err = job.run("--jax", "--hosts", "n1", program(JAX_APP), str(python_of(VERSION)), JAX)
+    assert (code, out) == (0, "['28', '28']\n"), err
 
 
 @long
