@@ -21,6 +21,7 @@ from fastrt.observe import elsewhere
 from fastrt.store import join
 from fastrt.store.messages import AskNode, ListNodes, NodePage
 from support.cluster import FASTRT, RunningNode
+from support.dashboard import Dashboard
 
 ROWS = 3000
 LINES = 1500  # several pages
@@ -152,6 +153,25 @@ def test_log_of_another_node_is_read_tailed_and_merged_also_without_its_driver(d
     assert {(row["node"], row["text"][:6]) for row in rows} >= {("one", "line 0"), ("two", "line 0")}
     assert elsewhere.read_log(socket_path, node, {"worker": 1}).lines == []
     assert len(elsewhere.read_log(socket_path, node, {}, limit=3).lines) == 3
+
+
+def test_dashboard_shows_the_log_of_another_node(driver, nodes, runtime_dir, wait_until):
+    @fastrt.remote
+    def say():
+        print("from afar", flush=True)  # noqa: T201
+
+    fastrt.get(say.options(scheduling="two").remote(), timeout=60)
+    session = nodes["one"].note.session
+    with Dashboard(runtime_dir, "--session", session) as dash:
+
+        def text(**args):
+            return str(dash.view("logs", **args).get("log"))
+
+        wait_until(lambda: "from afar" in text(node="two"), "its line", 20)
+        wait_until(lambda: "lines" in text(node="two", after="start"), "its beginning", 20)
+        wait_until(lambda: "no node nine" in str(dash.view("logs", node="nine").get("nothing")), "the refusal")
+        names = {row[0]["text"] for row in dash.view("nodes")["nodes"]["rows"]}
+    assert {"one", "two"} <= names
 
 
 @pytest.mark.parametrize("rows", ["{}", "[1]", "[[1, 2]]", '["' + "x" * 300_000, "[" * 40])
