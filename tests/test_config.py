@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastrt import config
-from fastrt.config import Config, parse_bytes
+from fastrt.config import Config, parse_bytes, size_text
 from fastrt.errors import ConfigError
 
 
@@ -51,6 +51,14 @@ def cgroup(tmp_path, monkeypatch):
 )
 def test_sizes_are_read_with_units(text, size):
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (60 << 20, "60.0 MiB"), (3 << 40, "3,072.0 GiB"), (0.4, "0 B")],
+)
+def test_size_is_written_for_people(size, text):
+    assert size_text(size) == text
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1 MiB extra", "1e9", "0x10", "ten", "1..5g"])

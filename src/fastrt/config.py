@@ -273,6 +273,14 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""]) if "." in match[1] else int(match[1]) * _UNITS[match[2] or ""]
 
 
+def size_text(nbytes: float) -> str:
+    """Write a size for people: "1.5 MiB", "12 B"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:,.1f} {name}"
+    return f"{nbytes:.0f} B"
+
+
 def read_resources(source: str, value: Any) -> dict[str, float]:
     """Check amounts of resources by name.
 

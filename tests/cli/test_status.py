@@ -10,6 +10,7 @@ import tempfile
 import pytest
 
 import fastrt
+from fastrt.cli import status as status_module
 
 COMMAND = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "status"]
 
@@ -33,7 +34,7 @@ def test_status_without_a_session_says_so(folder):
     assert json.loads(status("--json")) == []
 
 
-def test_status_shows_processes_objects_and_memory(folder, wait_until):
+def test_status_shows_processes_objects_and_memory(folder, wait_until, capsys):
     add = fastrt.remote(int.__add__)
     with fastrt.init(num_workers=2, object_store_memory=64 << 20) as runtime:
         assert fastrt.get([add.remote(k, 1) for k in range(10)]) == list(range(1, 11))
@@ -53,6 +54,10 @@ def test_status_shows_processes_objects_and_memory(folder, wait_until):
         assert f"session {runtime.session[:8]}" in text
         assert "worker" in text
         assert status("--check") == ""
+        status_module._show([{**session, "processes": session["processes"] * 30}])  # of a large session
+        shown = capsys.readouterr().out
+        assert "showing 100 of 120 processes; --json has all" in shown
+        assert shown.count("worker-") == 50
         del ref
     assert subprocess.run([*COMMAND, "--check"], timeout=50).returncode == 1
 

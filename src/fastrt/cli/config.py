@@ -114,10 +114,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _words(name: str, value: Any) -> str:
-    from fastrt.cli.look import bytes_in_words
+    from fastrt.config import size_text
 
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value} ({bytes_in_words(value)})" if name in _SIZES and value else str(value)
+    return f"{value} ({size_text(value)})" if name in _SIZES and value else str(value)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastrt.cli.look import bytes_in_words, joined, look_at
+from fastrt.cli.look import joined, look_at
+from fastrt.config import size_text
 
 if TYPE_CHECKING:
     from fastrt.observe.elsewhere import NodeRows
@@ -140,7 +141,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     if name in _BYTES:
-        return bytes_in_words(value)
+        return size_text(value)
     if name == "time":
         return time.strftime("%H:%M:%S", time.localtime(value))
     if isinstance(value, list):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastrt.cli.look import bytes_in_words, runtime_folder
+from fastrt.cli.look import runtime_folder
+from fastrt.config import size_text
 
 if TYPE_CHECKING:
     from fastrt.node.log_files import LogFolder, LogLine
@@ -122,6 +123,6 @@ def _show_sessions(found: list[LogFolder]) -> None:
         at = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) for when in (one.started, one.written)]
         state = "runs" if one.is_alive else "ended"
         table.add_row(
-            one.session[:8], escape(one.program), escape(one.node), state, *at, bytes_in_words(one.nbytes)
+            one.session[:8], escape(one.program), escape(one.node), state, *at, size_text(one.nbytes)
         )  # fmt: skip
     table_console().print(table)

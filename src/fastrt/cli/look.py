@@ -99,11 +99,3 @@ def joined(socket_path: Path, command: str) -> AbstractContextManager[Store]:
     from fastrt.observe import joining
 
     return joining.joined(socket_path, command)
-
-
-def bytes_in_words(nbytes: int) -> str:
-    """Write a number of bytes for a table: "1.5 MiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:,.1f} {name}"
-    return f"{nbytes} B"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import bytes_in_words, joined, look_at
+from fastrt.cli.look import joined, look_at
+from fastrt.config import size_text
 
 if TYPE_CHECKING:
     from fastrt.observe.memory import Group, Summary
@@ -61,8 +62,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     totals = found.totals
     console.print(
-        f"[bold]session {session[:8]}[/]: {bytes_in_words(totals['bytes_used'])} used of "
-        f"{bytes_in_words(totals['bytes_max'])}"
+        f"[bold]session {session[:8]}[/]: {size_text(totals['bytes_used'])} used of {size_text(totals['bytes_max'])}"
     )
     for state, more in (
         ("sealed", f"{totals.get('inline_objects', 0):,} of them in the table itself"),
@@ -72,7 +72,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
         ("pending", "results to come"),
     ):
         if totals.get(f"{state}_objects"):
-            nbytes = bytes_in_words(totals[f"{state}_bytes"])
+            nbytes = size_text(totals[f"{state}_bytes"])
             console.print(f"  {state:8}{totals[f'{state}_objects']:>10,} objects {nbytes:>12}  {more}", markup=False)
     processes = Table(box=box.SIMPLE)
     for name in ("pid", "kind", "name"):
@@ -80,7 +80,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
     for name in ("objects", "holds", "pinned"):
         processes.add_column(name, justify="right")
     for row in found.processes:
-        sizes = (bytes_in_words(row["bytes"]), bytes_in_words(row["pinned"]))
+        sizes = (size_text(row["bytes"]), size_text(row["pinned"]))
         processes.add_row(str(row["pid"]), row["kind"], escape(row["name"]), f"{row['objects']:,}", *sizes)
     console.print(processes)
     groups = Table(box=box.SIMPLE)
@@ -102,6 +102,6 @@ def _cells(group: Group, grown: bool) -> list[str]:
     holders = ", ".join(f"{pid} ({count:,})" for pid, count in group.holders.most_common(3))
     growth = [f"{group.grown:+,}"] if grown else []
     return [
-        escape(group.site), group.what, f"{group.count:,}", *growth, bytes_in_words(group.bytes),
+        escape(group.site), group.what, f"{group.count:,}", *growth, size_text(group.bytes),
         f"{group.pinned:,}", f"{group.spilled:,}", holders or "other values, tasks", escape(group.suspect),
     ]  # fmt: skip

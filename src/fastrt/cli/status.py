@@ -6,11 +6,17 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastrt.cli.look import joined, runtime_folder
+from fastrt.config import size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ROWS = 100  # of a table
 
 
 @click.command(short_help="Show the sessions that run on this machine.")
@@ -159,8 +165,8 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             continue
         console.print(
             f"[bold]session {session['session'][:8]}[/]: {session['objects']:,} objects, {session['tasks']:,} tasks, "
-            f"{session['queued']:,} queued, {_mib(session['bytes_used'])} used of {_mib(session['bytes_max'])} "
-            f"({_mib(session['bytes_committed'])} committed)"
+            f"{session['queued']:,} queued, {size_text(session['bytes_used'])} used of "
+            f"{size_text(session['bytes_max'])} ({size_text(session['bytes_committed'])} committed)"
         )
         if "cluster" in session:
             about = session["cluster"]
@@ -168,21 +174,23 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             console.print(f"{what} of the cluster at {about['head']}, named {about['name']}", markup=False)
         if session["spilled_objects"] or session["spill_error"]:
             console.print(
-                f"spilled {session['spilled_objects']:,} values ({_mib(session['spilled_bytes'])}) to "
+                f"spilled {session['spilled_objects']:,} values ({size_text(session['spilled_bytes'])}) to "
                 f"{session['spill_dir']}, brought back {session['restored_objects']:,} "
-                f"({_mib(session['restored_bytes'])}){' - ' if session['spill_error'] else ''}{session['spill_error']}",
+                f"({size_text(session['restored_bytes'])}){' - ' if session['spill_error'] else ''}"
+                f"{session['spill_error']}",
                 markup=False,
             )
         if session["mapped_objects"]:
             console.print(
-                f"{session['mapped_objects']:,} values ({_mib(session['mapped_bytes'])}) found no room and went to "
-                f"files in {session['spill_dir']}; to keep them in memory, raise object_store_memory",
+                f"{session['mapped_objects']:,} values ({size_text(session['mapped_bytes'])}) found no room and went "
+                f"to files in {session['spill_dir']}; to keep them in memory, raise object_store_memory",
                 markup=False,
             )
         nodes = Table(box=box.SIMPLE)
         for name in ("node", "name", "free of what it has"):
             nodes.add_column(name)
-        for about in session.get("nodes", ()):
+        known = session.get("nodes", ())
+        for about in known[:_ROWS]:
             free, total = about["Available"], about["Resources"]
             has = ", ".join(
                 f"{name} {shown_amount(name, free.get(name, 0))} of {shown_amount(name, amount)}"
@@ -190,18 +198,22 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             )
             nodes.add_row(about["NodeID"][:8], escape(about["NodeName"]), escape(has))
         console.print(nodes)
+        _say_part(console, len(known), "nodes")
         processes = Table(box=box.SIMPLE)
         for name in ("pid", "kind", "name", "doing"):
             processes.add_column(name)
         for name in ("tasks done", "holds"):
             processes.add_column(name, justify="right")
-        for row in session["processes"]:
+        for row in session["processes"][:_ROWS]:
             done = f"{row['tasks_done']:,}" if row["kind"] in ("worker", "actor") else ""
             processes.add_row(
-                str(row["pid"]), row["kind"], escape(row["name"]), row["doing"], done, _mib(row["bytes_held"])
+                str(row["pid"]), row["kind"], escape(row["name"]), row["doing"], done, size_text(row["bytes_held"])
             )
         console.print(processes)
+        _say_part(console, len(session["processes"]), "processes")
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.1f} MiB"
+def _say_part(console: Console, total: int, what: str) -> None:
+    """Say of a table that shows a part, how large the whole is."""
+    if total > _ROWS:
+        console.print(f"showing {_ROWS} of {total:,} {what}; --json has all", markup=False)

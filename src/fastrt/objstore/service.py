@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from fastrt._core.repair.fsck import usage
 from fastrt._core.transfer import chunk
 from fastrt._core.transfer import stream as stream_module
+from fastrt.config import size_text
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.net.address import check_bind, is_address, reachable, split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles, refused_token
@@ -40,7 +41,6 @@ from fastrt.objstore.read import Reading
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.room import mib
 from fastrt.transfer import obj
 from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
@@ -390,7 +390,7 @@ class ObjStoreServer:
                 return
             room = usage(self.table.store.client)["bytes_max"]
             if nbytes > room:
-                words = f"objects of {mib(nbytes)} do not fit into this store of {mib(room)}"
+                words = f"objects of {size_text(nbytes)} do not fit into this store of {size_text(room)}"
                 stream.finish(_Code.RESOURCE_EXHAUSTED.value[0], words)
                 return
             self._measured.add(objref)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastrt.config import STORE_BYTES_MIN, cgroup_cpus, cgroup_memory_bytes, cgroup_processes
+from fastrt.config import STORE_BYTES_MIN, cgroup_cpus, cgroup_memory_bytes, cgroup_processes, size_text
 from fastrt.net.packages import is_of_services
 
 FINE, NOTE, WRONG = "fine", "note", "wrong"
@@ -188,7 +188,7 @@ def check_shm(machine: Machine) -> Finding:
     more = "give it more room: docker run --shm-size=2g, or as root: mount -o remount,size=2G /dev/shm"
     if machine.shm is None:
         return Finding("/dev/shm", "missing", WRONG, "mount it: mount -t tmpfs -o size=2G tmpfs /dev/shm")
-    text = f"{_words(machine.shm.size)}, {_words(machine.shm.free)} free"
+    text = f"{size_text(machine.shm.size)}, {size_text(machine.shm.free)} free"
     if machine.shm.free * 8 // 10 < STORE_BYTES_MIN:
         return Finding("/dev/shm", text, WRONG, f"remove old files there, or {more}")
     if machine.shm.free < _SMALL_SHM:
@@ -199,7 +199,7 @@ def check_shm(machine: Machine) -> Finding:
 def check_memory(machine: Machine) -> Finding:
     """By default the store takes 30 % of the available memory at most."""
     total, available = machine.memory.get("MemTotal", 0), machine.memory.get("MemAvailable", 0)
-    text = f"{_words(total)}, {_words(available)} available"
+    text = f"{size_text(total)}, {size_text(available)} available"
     if available * 3 // 10 < STORE_BYTES_MIN:
         return Finding("memory", text, WRONG, "end other programs: no store fits into 30 % of the available memory")
     return Finding("memory", text)
@@ -210,7 +210,7 @@ def check_huge_pages(machine: Machine) -> Finding:
     chosen = machine.huge.get("enabled", "")
     reserved = machine.memory.get("Hugetlb", 0)
     shared = machine.huge.get("shmem_enabled") or "-"
-    text = f"transparent: {chosen or 'not in this kernel'}, in shared memory: {shared}, reserved: {_words(reserved)}"
+    text = f"transparent: {chosen or 'not in this kernel'}, in shared memory: {shared}, reserved: {size_text(reserved)}"
     if reserved > machine.memory.get("MemTotal", 0) // 4:
         return Finding(
             "huge pages", text, NOTE, "fastrt does not use reserved pages: unless another program needs them, "
@@ -255,7 +255,7 @@ def check_processes(machine: Machine, workers: int) -> Finding:
 def check_memlock(machine: Machine) -> Finding:
     """fastrt locks no memory."""
     soft = machine.limits.get("Max locked memory", (None, None))[0]
-    text = "unlimited" if soft is None else _words(soft)
+    text = "unlimited" if soft is None else size_text(soft)
     return Finding("locked memory", f"{text}; fastrt locks none, only drivers of GPUs and networks do")
 
 
@@ -265,7 +265,7 @@ def check_address_space(machine: Machine) -> Finding:
     if soft is None:
         return Finding("address space", "unlimited")
     return Finding(
-        "address space", _words(soft), NOTE, "fewer processes can attach, and large stores may not be mapped: "
+        "address space", size_text(soft), NOTE, "fewer processes can attach, and large stores may not be mapped: "
         "remove the limit (ulimit -v unlimited)"
     )  # fmt: skip
 
@@ -288,7 +288,7 @@ def check_cgroup_memory(machine: Machine) -> Finding:
     limit = machine.cgroup_memory
     if limit is None:
         return Finding("memory limit", f"{name}: no limit")
-    text = f"{name}: {_words(limit)}; values in the store count in it"
+    text = f"{name}: {size_text(limit)}; values in the store count in it"
     if limit // 2 < STORE_BYTES_MIN:
         return Finding("memory limit", text, WRONG, "give the container more memory (docker run --memory=2g)")
     return Finding("memory limit", text)
@@ -391,13 +391,6 @@ def _numbers(version: str) -> list[int]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
-
-
-def _words(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:,.1f} {name}"
-    return f"{nbytes >> 10} KiB"
 
 
 def _limit(limit: int | None) -> str:

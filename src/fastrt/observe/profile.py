@@ -34,7 +34,7 @@ import numpy as np
 from fastrt._core.memory.clients import KIND_DRIVER, KIND_TOOL, Client, admit
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
-from fastrt.config import SHM_DIR
+from fastrt.config import SHM_DIR, size_text
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
 from fastrt.net import supervise
@@ -46,7 +46,6 @@ from fastrt.objstore.push import CHUNK_BYTES, Pusher
 from fastrt.objstore.service import MEASURE, ObjStoreServer
 from fastrt.observe.chrome import micros
 from fastrt.store.client import Store
-from fastrt.store.room import mib
 from fastrt.store.serialize import serialize
 
 _END_S = 30.0
@@ -435,7 +434,8 @@ def _check_room(most: int, nodes: int) -> None:
     free, needed = disk.f_bavail * disk.f_frsize, (3 + 2 * (nodes - 1)) * most + 2 * _ROOM_BYTES
     if free < needed:
         raise FastrtError(
-            f"values of {mib(most)} need {mib(needed)} of {SHM_DIR}, which has {mib(free)} free; give a smaller --size"
+            f"values of {size_text(most)} need {size_text(needed)} of {SHM_DIR}, which has {size_text(free)} "
+            "free; give a smaller --size"
         )
 
 
@@ -572,7 +572,4 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
 
 def size_name(nbytes: int) -> str:
     """Write a size with the unit that fits: 65536 is "64 KiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return mib(nbytes)
+    return size_text(nbytes).replace(".0 ", " ")

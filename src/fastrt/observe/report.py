@@ -20,6 +20,7 @@ from types import TracebackType
 import numpy as np
 
 from fastrt._core.memory import arena, trace
+from fastrt.config import size_text
 from fastrt.errors import FastrtError
 from fastrt.observe import ended as ended_tasks
 from fastrt.observe.build import this_build
@@ -179,7 +180,7 @@ def _head(title: str, began: float, usage: Usage, tasks: int) -> str:
     tiles = [
         ("duration", _time(usage.end - usage.begin)), ("tasks and calls", f"{tasks:,}"),
         ("a second", f"{tasks / seconds:,.0f}" if seconds > 0 else "0"),
-        ("busy", f"{100 * _share(usage):.0f} %"), ("most in the store", _bytes(usage.most_bytes)),
+        ("busy", f"{100 * _share(usage):.0f} %"), ("most in the store", size_text(usage.most_bytes)),
     ]  # fmt: skip
     items = "".join(f'<li><span class="dim">{name}</span><b>{value}</b></li>' for name, value in tiles)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
@@ -252,15 +253,15 @@ def _failures(ended: Sequence[Outcome], failures: Sequence[Failure]) -> str:
 
 def _memory(usage: Usage, room: int) -> str:
     moved = [
-        f"{_bytes(usage.moved[f'{word}_bytes'])} {text}"
+        f"{size_text(usage.moved[f'{word}_bytes'])} {text}"
         for word, text in (
             ("spilled", "went from the store to files"), ("restored", "came back"),
             ("mapped", "were written to files at once, because the store had no room"),
         )
         if usage.moved.get(f"{word}_bytes")
     ]  # fmt: skip
-    words = "; ".join([f"At most {_bytes(usage.most_bytes)} of {_bytes(room)}", *moved])
-    return f"<p>{words}.</p>" + _chart([usage.parts.store], usage, _bytes, "Bytes in the store")
+    words = "; ".join([f"At most {size_text(usage.most_bytes)} of {size_text(room)}", *moved])
+    return f"<p>{words}.</p>" + _chart([usage.parts.store], usage, size_text, "Bytes in the store")
 
 
 def _advice() -> str:
@@ -318,10 +319,3 @@ def _time(nanoseconds: float) -> str:
         if nanoseconds < limit:
             return f"{nanoseconds / divisor:,.3g} {unit}"
     return f"{nanoseconds / 60e9:,.1f} min"
-
-
-def _bytes(value: float) -> str:
-    for limit, divisor, unit in ((1 << 20, 1 << 10, "KiB"), (1 << 30, 1 << 20, "MiB")):
-        if value < limit:
-            return f"{value / divisor:,.1f} {unit}"
-    return f"{value / (1 << 30):,.2f} GiB"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fastrt._core.memory import arena
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
+from fastrt.config import size_text
 from fastrt.errors import ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
 from fastrt.store import warnings
@@ -198,10 +199,11 @@ def story(store: Store, wanted: int) -> tuple[str, str]:
     usage = fsck.usage(client)
     free = usage["bytes_max"] - usage["bytes_used"]
     holders = sorted(fsck.holders(client), key=lambda row: -row["bytes"])[:3]
-    held = ", ".join(f"pid {row['pid']} ({mib(row['bytes'])})" for row in holders if row["bytes"])
+    held = ", ".join(f"pid {row['pid']} ({size_text(row['bytes'])})" for row in holders if row["bytes"])
     trouble = spill.last_round(client)[1]
     return (
-        f"{mib(wanted) if wanted else 'a little room'} wanted, {mib(free)} free of {mib(usage['bytes_max'])}"
+        f"{size_text(wanted) if wanted else 'a little room'} wanted, {size_text(free)} free of "
+        + size_text(usage["bytes_max"])
         + (" in pieces that are too small" if wanted and free >= wanted else ""),
         (f"; held by {held}" if held else "") + (f"; spilling failed: {trouble}" if trouble else ""),
     )
@@ -231,11 +233,6 @@ def warn_of_file(store: Store, wanted: int) -> None:
         f"a value found no room in the object store and is in a file in {spill.directory(store.client)}: "
         f"{''.join(story(store, wanted))}. Raise object_store_memory, or drop references and views",
     )
-
-
-def mib(n: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
 
 
 def _has_threads() -> bool:
