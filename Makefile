@@ -64,8 +64,10 @@ soak: .venv/.tools ## tasks, actors, spilling, cancels and kills for SECONDS=360
 chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
 	$(BIN)/python tests/crash/chaos.py
 
-simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1000 of them or for SECONDS=3600; MUTANTS=60: faults put in are found
-	$(BIN)/python -m tests.simulation --mixed --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
+SIMULATED = --nodes $(or $(NODES),5) --tasks $(TASKS) --drivers 4 --faults 8 --retries
+
+simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1000 of them or for SECONDS=3600, TASKS=500 on NODES=5; MUTANTS=60: faults put in are found
+	$(BIN)/python -m tests.simulation $(if $(TASKS),$(SIMULATED),--mixed) --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
 	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --seeds $(MUTANTS))
 
 wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.15 found here, repaired and tested, in wheelhouse/
