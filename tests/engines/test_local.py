@@ -206,3 +206,18 @@ def test_actor_that_exits_in_its_constructor_is_dead_and_says_so(local):
 
     with pytest.raises(fastrt.ActorDiedError, match=r"left by fastrt\.exit_actor"):
         fastrt.get(Leaver.remote().ping.remote())
+
+
+def test_constructor_may_be_a_coroutine_function(local):
+    @fastrt.remote
+    class Slow:
+        async def __init__(self, value):
+            self.value = await self.doubled(value)
+
+        async def doubled(self, value):
+            return 2 * value
+
+        async def look(self):
+            return self.value
+
+    assert fastrt.get(Slow.remote(5).look.remote()) == 10

@@ -325,3 +325,21 @@ def test_constructor_on_the_loop_that_raises_ends_the_actor_without_frames_of_as
     with pytest.raises(fastrt.ActorDiedError, match="no instance today") as caught:
         fastrt.get(Broken.remote().look.remote(), timeout=20)
     assert "asyncio" not in str(caught.value)
+
+
+def test_constructor_may_be_a_coroutine_function(rt):
+    @fastrt.remote
+    class Slow:
+        def __new__(cls, value):
+            return super().__new__(cls)
+
+        async def __init__(self, value):
+            self.value = await self.doubled(value)
+
+        async def doubled(self, value):
+            return 2 * value
+
+        async def look(self):
+            return self.value
+
+    assert fastrt.get(Slow.remote(5).look.remote(), timeout=20) == 10

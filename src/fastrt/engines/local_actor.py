@@ -8,6 +8,7 @@ as they do in separate processes.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
 from asyncio import events
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
 from fastrt.tasks.exit_actor import LEFT, ActorLeaves
-from fastrt.tasks.method import bound_method
+from fastrt.tasks.method import bound_method, built
 
 if TYPE_CHECKING:
     from fastrt.engines.local import LocalEngine, LocalRef, Running, Stored
@@ -77,7 +78,14 @@ class LocalActor:
         token = self._engine.running.set(self._engine.of_constructor(self))
         try:
             args, kwargs = self._engine.arguments(self._given)
-            self._instance = self.cls(*args, **kwargs)
+            if self.loop is None:
+                self._instance = self.cls(*args, **kwargs)
+                return
+            made = built(self.cls, args, kwargs)
+            if inspect.iscoroutine(made):
+                with outside_of_loops():
+                    made = self.loop.run_until_complete(made)
+            self._instance = made
         except ActorLeaves:
             self.dead = LEFT
         except Exception as exc:

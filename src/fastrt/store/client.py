@@ -20,6 +20,7 @@ from fastrt._core.objects import handles, remote, scalar, spill, unread, unread_
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import (
+    ArgumentError,
     FastrtError,
     GetTimeoutError,
     NotInitializedError,
@@ -253,10 +254,9 @@ class Store:
             value = handles.read_scalar(self.client, refs, _MISSING, self.spin_s)
             if value is not _MISSING:
                 return value
-            deadline = self.wait_ready([refs], timeout, 0.0)  # read_scalar has spun already
-            return self.load(refs, copy, deadline)
+            return self.load(refs, copy, self.wait_ready([refs], timeout, 0.0))  # read_scalar has spun already
         if not isinstance(refs, (list, tuple)):
-            raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
+            raise ArgumentError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
         listed = list(refs)
         for ref in listed:
             if not isinstance(ref, ObjectRef):

@@ -19,7 +19,14 @@ from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, generators, tally
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.submission import CallOfDead, CallOptions, submit
-from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
+from fastrt.errors import (
+    ActorDiedError,
+    ActorNotFoundError,
+    ArgumentError,
+    AttachError,
+    ObjectStoreFullError,
+    StaleReferenceError,
+)
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join, messages
@@ -385,7 +392,7 @@ def kill(actor: ActorHandle | Actor, *, no_restart: bool = True, force: bool = T
         The semantics of `ray.kill`.
     """
     if not isinstance(actor, ActorHandle):
-        raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
+        raise ArgumentError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
     other = engines.current()
     if other is not None:
         other.kill(actor, no_restart)

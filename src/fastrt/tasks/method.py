@@ -10,7 +10,7 @@ made, also by a process that does not have the class.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -213,3 +213,16 @@ def _arity(signature: inspect.Signature | None) -> tuple[int, int]:
         return 1, 0  # never right without keywords: the full check says which is missing
     most = -1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
     return sum(p.default is p.empty for p in positional), most
+
+
+def built(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return an instance of an actor's class; a coroutine of it if `__init__` is a coroutine function."""
+    if not inspect.iscoroutinefunction(cls.__init__):
+        return cls(*args, **kwargs)
+
+    async def build() -> Any:
+        instance = cls.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
+        await cls.__init__(instance, *args, **kwargs)
+        return instance
+
+    return build()

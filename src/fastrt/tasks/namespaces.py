@@ -14,6 +14,7 @@ from typing import Any
 from fastrt._core.objects import functions
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.actors import NAME_BYTES_MAX
+from fastrt.errors import ArgumentError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.tasks import runtime_env
@@ -32,7 +33,7 @@ def checked(what: str, value: Any) -> str:
         TypeError, ValueError: it cannot be one.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{what} is {value!r}; it must be text")
+        raise ArgumentError(f"{what} is {value!r}; it must be text")
     if any(one in value for one in "\x1e\x1f"):
         raise ValueError(f"{what} is {value!r}; it must not have the characters \\x1e and \\x1f")
     return value

@@ -30,7 +30,7 @@ from fastrt.tasks import namespaces
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.exit_actor import ActorLeaves
 from fastrt.tasks.marks import Source
-from fastrt.tasks.method import MethodPlan, bound_method
+from fastrt.tasks.method import MethodPlan, bound_method, built
 from fastrt.worker import environments
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
@@ -190,7 +190,7 @@ class ActorWorker(Worker):
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
         if any(method.is_async for method in self.plan.methods):
             self._coroutines = Coroutines(self)
-            instance = self._coroutines.build(lambda: cls(*values, **named))
+            instance = self._coroutines.build(lambda: built(cls, values, named))
         else:
             instance = cls(*values, **named)
         self._instance = instance

@@ -8,6 +8,7 @@ survives the process.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import sys
 import threading
@@ -277,7 +278,7 @@ class Coroutines:
     def build(self, constructor: Callable[[], Any]) -> Any:
         """Return what a constructor returns that runs on the main thread's loop, as the calls will.
 
-        So `asyncio.get_running_loop()` there is the loop of the calls.
+        So `asyncio.get_running_loop()` there is the loop of the calls. A constructor may be a coroutine function.
 
         Raises:
             BaseException: the constructor's exception.
@@ -290,7 +291,8 @@ class Coroutines:
 
         async def run() -> None:
             try:
-                found.append((constructor(), None))
+                made = constructor()
+                found.append((await made if inspect.iscoroutine(made) else made, None))
             except BaseException as exc:  # raised below, without the frames of asyncio
                 found.append((None, exc))
 

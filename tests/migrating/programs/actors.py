@@ -1,5 +1,6 @@
 """Actors: names, options of calls and methods, concurrency groups, handles in values, restarts."""
 
+import asyncio
 import os
 
 import ray
@@ -56,6 +57,15 @@ ray.kill(store)
 
 @ray.remote
 class Waiter:
+    async def __init__(self, name):
+        self.name = await asyncio.ensure_future(self.titled(name))
+
+    async def titled(self, name):
+        return name.title()
+
+    async def named(self):
+        return self.name
+
     async def wait_for(self, refs):
         return sum([await ref for ref in refs])
 
@@ -65,7 +75,8 @@ def one():
     return 1
 
 
-waiter = Waiter.remote()
+waiter = Waiter.remote(name="waiter")
+print(ray.get(waiter.named.remote()))
 print(ray.get(waiter.wait_for.remote([one.remote(), one.remote()])))
 print(ray.get(waiter.__ray_call__.remote(lambda self: type(self).__name__)))
 ray.kill(waiter)
@@ -74,5 +85,6 @@ ray.kill(waiter)
 # 15 20
 # 20 True True
 # 10 True
+# Waiter
 # 2
 # Waiter

@@ -75,6 +75,11 @@ try:
 except RuntimeError:
     print("twice")
 ray.kill(taken)
+for refused in (lambda: ray.get(1), lambda: ray.kill("taken"), lambda: ray.get_actor(None)):
+    try:
+        refused()
+    except ValueError:
+        print("refused")
 # prints:
 # True True Refused 42
 # True True
@@ -87,3 +92,6 @@ ray.kill(taken)
 # taken
 # True True
 # twice
+# refused
+# refused
+# refused

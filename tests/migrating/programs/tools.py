@@ -1,5 +1,6 @@
 """Queues, pools, placement groups, generators and environments."""
 
+import gc
 import io
 import os
 import threading
@@ -85,6 +86,11 @@ print(ray.util.log_once("a key"), ray.util.log_once("a key"), ray.util.get_node_
 print(ray.LoggingConfig(encoding="JSON").to_dict()["encoding"], len(ray.get_gpu_ids()))
 location = ray.experimental.get_object_locations([ray.put(bytes(200_000))])
 print([len(about["node_ids"]) for about in location.values()])
+kept = ray.put(list(range(1000)))
+pickled = ray.cloudpickle.dumps({"kept": kept})
+del kept
+gc.collect()
+print(sum(ray.get(ray.cloudpickle.loads(pickled)["kept"])))
 # prints:
 # 2 1 2 True
 # empty
@@ -101,3 +107,4 @@ print([len(about["node_ids"]) for about in location.values()])
 # True False 3
 # JSON 0
 # [1]
+# 499500
