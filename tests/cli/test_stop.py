@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ def begin(runtime_dir):
     started, folders = [], []
 
     def begin(head, name, is_head=False):
-        process = subprocess.Popen(["sleep", "100"])
+        process = begin.processes[name] = subprocess.Popen(["sleep", "100"])
         started.append(process)
         folder = runtime_dir / secrets.token_hex(16)
         folder.mkdir(mode=0o700)
@@ -34,6 +35,7 @@ def begin(runtime_dir):
         note.write()
         return note
 
+    begin.processes = {}
     yield begin
     for process in started:
         process.kill()
@@ -124,3 +126,11 @@ def test_stop_on_a_terminal_asks_where_there_are_several_clusters(three, runtime
     assert "End all of them?" in err, out
     assert process.returncode == (1 if answer == "n" else 0)
     assert alive(runtime_dir) == left
+
+
+def test_node_is_asked_to_leave_unless_its_head_ends_too_or_it_shall_end_now(begin, runtime_dir):
+    for name, is_head in (("one", True), ("two", False), ("three", False), ("four", False)):
+        begin("127.0.0.1:1001", name, is_head)
+    assert stop(runtime_dir, "two")[0] == stop(runtime_dir, "three", "--now")[0] == stop(runtime_dir)[0] == 0
+    ended = {name: -process.wait() for name, process in begin.processes.items()}
+    assert ended == {"two": signal.SIGTERM, "three": signal.SIGINT, "four": signal.SIGINT, "one": signal.SIGTERM}

@@ -32,7 +32,7 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     family = args.family or ("", "calm", "breaks", "herd", "uplinks", "wide", "losses", "breaks")[seed // 4 % 8]
     if family:
         nodes, tasks = (2 if family in ("calm", "breaks") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
-        faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2}[family]
+        faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2, "leaves": 6}[family]
         retries = family in ("uplinks", "wide") or (family == "breaks" and seed % 2 == 0)
         return Plan(
             seed, nodes, tasks, 2 + seed % 2 + 2 * (family == "herd"), faults, family == "losses", retries, skip, family

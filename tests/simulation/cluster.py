@@ -95,6 +95,9 @@ FAMILIES = {
     # The same tasks are lost several times.
     "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5)),
                      ("lose_node", "lose_node", "kill_worker", "drop_copies"), work_s=15.0),
+    # Nodes leave in order and others come: nothing is lost, and no task runs twice.
+    "leaves": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.01, 0.1, 0.5), 0.1, (0.01, 0.2), cancel=0.0),
+                     ("leave", "leave", "slow", "drop_copies"), (1.0, 0.1, 0.02), (4.0, 0.1), retries=0),
     # All nodes get more tasks than they can run, and know late how busy the others are.
     "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
                    delay_s=(0.01, 0.1, 0.4)),
@@ -206,7 +209,7 @@ class Cluster:
     @property
     def may_fail(self) -> bool:
         """Whether a task may be given up after as many attempts as it may have."""
-        return self.may_lose or bool(self.faults and not self.plan.retries)
+        return self.may_lose or bool(self.faults and not self.plan.retries and self.family.retries is None)
 
     @property
     def keeps_all(self) -> bool:

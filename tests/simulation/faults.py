@@ -193,6 +193,26 @@ class Faults:
 
         return f"n{k + 1} drops copies", fault, 0.0
 
+    def _leave(self, rng: random.Random) -> Any:
+        """Have a node without drivers leave in order; another one comes in its place. Nothing is lost by that."""
+        k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 3
+
+        def again() -> None:
+            self.cluster.nodes[k] = Node(self.cluster, k + 1, 1 + k % 2)
+
+        def left(node: Node) -> None:
+            node.lose()
+            self.cluster.lost.append(node)
+            self.cluster.world.after(seconds, again)
+
+        def fault() -> None:
+            node = self.cluster.nodes[k]
+            if k >= self.cluster.plan.drivers and node.alive and node.uplink.process.alive and node.uplink.uplink:
+                node.uplink.on_left = partial(left, node)
+                node.uplink.process.call(node.uplink.uplink.leave)
+
+        return f"n{k + 1} leaves, and another one comes {seconds:.2f} s later", fault, seconds + 5.0
+
     def _lose_node(self, rng: random.Random) -> Any:
         k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 8
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 from fastrt._core.memory import clients
@@ -253,6 +254,7 @@ class UplinkMember(Member):
         self.store.tell = self.lasting.send
         self.store.serves = True
         self.uplink: Any = None
+        self.on_left: Callable[[], None] | None = None
         self.process.on_failure = self._failed
         self.process.start(self.main)
 
@@ -266,6 +268,8 @@ class UplinkMember(Member):
         self.uplink = Uplink(self.store, settings, node.cluster.access, self.lasting)
         self.lasting.deliver = self.uplink._orders._on_message
         await self.uplink.run()
+        if self.on_left is not None:
+            self.node.world.after(0.0, self.on_left)
 
     def _failed(self, exc: BaseException) -> None:
         world = self.node.world

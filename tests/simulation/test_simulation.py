@@ -40,6 +40,13 @@ def test_every_mutant_still_applies():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_nodes_that_leave_in_order_lose_nothing():
+    ran = simulate("--family", "leaves", "--nodes", "5", "--seed", "10", "--seeds", "40", "--jobs", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_many_seeds_hold():
     ran = simulate("--seed", "2000", "--seeds", "100", "--mixed", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
