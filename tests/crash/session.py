@@ -2,7 +2,8 @@
 
     python tests/crash/session.py SECONDS SEED     (with the failpoint build on the path)
 
-This process kills; the driver is another, which works and compares. Prints one JSON object; see `main`.
+This process kills; the driver is another, which works and compares; a third one looks (looker.py). Prints one
+JSON object; see `main`.
 """
 
 import gc
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 
 import fastrt
-from fastrt._core.memory import clients
+from fastrt._core.memory import clients, trace
 from fastrt._core.memory.clients import KIND_ACTOR, KIND_DAEMON, KIND_WORKER
 from fastrt._core.memory.segment import Segment
 from fastrt._core.repair import fsck
@@ -193,6 +194,8 @@ def remains() -> list[str]:
         found = fsck.fsck(client, True)
         if usage["objects"] != usage["functions"] or usage["tasks"] or usage["actors"]:
             found.append(f"leaked: {usage}")
+        if trace.enabled(client):
+            found.append("left behind: the session records, and no process looks")
         if not found or time.monotonic() > until:
             return found
         _pause.wait(0.02)
@@ -241,6 +244,8 @@ class Killer:
         self.segment = Segment.attach(first["segment"])
         assert "ready" in json.loads(self.driver.stdout.readline())
         self.second = self.start("drive_second", self.socket, str(seed + 1))
+        words = [sys.executable, str(Path(__file__).with_name("looker.py")), str(folder / "rt")]
+        self.looker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         command = [sys.executable, __file__, *args]
@@ -261,7 +266,10 @@ class Killer:
                 self.counts[what] += 1
             _pause.wait(self.random.uniform(0.01, 0.15))
         self.points.disarm()
-        return self.end()
+        looked, _ = self.looker.communicate(timeout=8 * PATIENCE_S)  # before the end: its dashboard leaves the session
+        seen = json.loads(looked) if looked else {"problems": [f"lost: the looker ended with {self.looker.returncode}"]}
+        found = self.end()
+        return {**seen, **found, "problems": [*seen["problems"], *found["problems"]]}
 
     def act(self, what: str, worker: int, daemon: int) -> None:
         if what == "kill":
