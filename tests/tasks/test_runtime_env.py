@@ -196,7 +196,12 @@ def test_functions_and_results_of_its_modules_are_found_there_alone(rt, folder, 
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"pip": ["requests"]}, ConfigError, "'pip': nothing is installed for a task; install it on the nodes"),
+        ({"conda": "base"}, ConfigError, "'conda': only pip and uv install something for a task"),
+        ({"pip": ["a"], "uv": ["a"]}, ConfigError, "pip and uv; give one"),
+        ({"pip": ["a\nb"]}, TypeError, "it must be a package"),
+        ({"pip": "/no/such/requirements.txt"}, ConfigError, "cannot be read here"),
+        ({"pip": {"packages": ["a"], "pip_check": True}}, ConfigError, "'pip_check'"),
+        ({"uv": {}}, ConfigError, "no packages"),
         ({"workdir": "/"}, ConfigError, "'workdir', which is not known; there are: env_vars, working_dir"),
         ("prod", TypeError, "it must be a dict"),
         ({"env_vars": {"A": 1}}, TypeError, "'A': 1; names and values must be text"),

@@ -39,7 +39,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "StateApiClient": "the functions of ray.util.state ask the node itself, no server",
         "get_job": "fastrt has no job server",
         "list_cluster_events": "fastrt keeps no list of events; `fastrt timeline` records them",
-        "list_runtime_envs": "fastrt installs no environments",
+        "list_runtime_envs": "fastrt keeps no list of environments",
     },
     "ray.util.scheduling_strategies": {
         **dict.fromkeys(

@@ -12,7 +12,7 @@ __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
 
 
 class RuntimeEnvConfig(dict[str, Any]):
-    """Settings of the making of an environment. fastrt makes none, so they change nothing.
+    """Settings of the making of an environment; they change nothing here.
 
     Args:
         setup_timeout_seconds: seconds that the making may take.
@@ -27,9 +27,9 @@ class RuntimeEnv(dict[str, Any]):
     """A `runtime_env`: a dict of the fields that were given.
 
     Args:
-        env_vars, working_dir, py_modules, excludes: as for the dict; see `docs/environments.md`.
+        env_vars, working_dir, py_modules, excludes, pip, uv: as for the dict; see `docs/environments.md`.
         config: a `RuntimeEnvConfig`.
-        **more: fields that need an installation are refused.
+        **more: further fields are refused.
     Raises:
         UnsupportedError: a field that fastrt has not.
         TypeError, ConfigError: a value is wrong.
@@ -42,16 +42,28 @@ class RuntimeEnv(dict[str, Any]):
         working_dir: str | None = None,
         py_modules: list[Any] | None = None,
         excludes: list[str] | None = None,
+        pip: Any = None,
+        uv: Any = None,
         config: Any = None,
         _validate: bool = True,
         **more: Any,
     ) -> None:
-        given = {"env_vars": env_vars, "working_dir": working_dir, "py_modules": py_modules, "excludes": excludes}
+        given = {
+            "env_vars": env_vars,
+            "working_dir": working_dir,
+            "py_modules": py_modules,
+            "excludes": excludes,
+            "pip": pip,
+            "uv": uv,
+        }
         found = {name: value for name, value in given.items() if value is not None}
         for name, value in more.items():
             if value is not None:
                 raise UnsupportedError(
-                    refuse(f"field {name!r} of runtime_env", "nothing is installed or wrapped for a task")
+                    refuse(
+                        f"field {name!r} of runtime_env",
+                        "only pip and uv install packages, nothing is wrapped",
+                    )
                 )
         if _validate:
             environment_of(found)

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from fastrt.errors import ConfigError, UnsupportedError
 
 OPTION = "runtime_env"
-_INSTALLERS = ("pip", "conda", "uv", "container", "image_uri")
+_REQUIREMENTS_MAX = 1 << 16  # characters of a list of packages
+_INSTALLERS = ("conda", "container", "image_uri")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Environment:
         working_dir: the current folder, and the first place where modules are looked for.
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
+        pip, uv: packages that are installed for it, as lines of a requirements file.
         excludes: patterns of files that other nodes do not need.
         packages: archives of the working folder and of the modules, for other nodes; not part of a `runtime_env`.
         namespace: of names of actors; not part of a `runtime_env`, but inherited with it.
@@ -53,6 +55,8 @@ class Environment:
     working_dir: str | None = None
     py_modules: tuple[str, ...] | None = None
     import_paths: tuple[str, ...] | None = None
+    pip: tuple[str, ...] | None = None
+    uv: tuple[str, ...] | None = None
     excludes: tuple[str, ...] = ()
     packages: tuple[Package, ...] = ()
     namespace: str | None = None
@@ -102,6 +106,8 @@ class Environment:
             "working_dir": self.working_dir,
             "py_modules": None if self.py_modules is None else list(self.py_modules),
             "excludes": list(self.excludes) or None,
+            "pip": None if self.pip is None else list(self.pip),
+            "uv": None if self.uv is None else list(self.uv),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -181,8 +187,12 @@ def environment_of(given: Any) -> Environment | None:
         _folder("working_dir", about["working_dir"]) if "working_dir" in about else None,
         _modules(about["py_modules"]) if "py_modules" in about else None,
         _folders(about["import_paths"]) if "import_paths" in about else None,
+        _requirements("pip", about["pip"]) if "pip" in about else None,
+        _requirements("uv", about["uv"]) if "uv" in about else None,
         _patterns(about.get("excludes", ())),
     )
+    if found.pip is not None and found.uv is not None:
+        raise ConfigError("runtime_env has pip and uv; give one of them")
     return None if found == Environment() else found
 
 
@@ -194,8 +204,8 @@ def _unknown(key: object) -> str:
     there = f"there are: {', '.join(_KEYS)}"
     if key in _INSTALLERS:
         return (
-            f"runtime_env has the key {key!r}: nothing is installed for a task; install it on the nodes before they "
-            f"start, or name the folder of installed packages in import_paths; {there}"
+            f"runtime_env has the key {key!r}: only pip and uv install something for a task; install it on the nodes "
+            f"before they start, or name the folder of installed packages in import_paths; {there}"
         )
     return f"runtime_env has the key {key!r}, which is not known; {there}"
 
@@ -232,6 +242,35 @@ def _listed(key: str, given: Any) -> Sequence[Any]:
 
 def _folders(given: Any) -> tuple[str, ...]:
     return tuple(_folder("import_paths", path) for path in _listed("import_paths", given))
+
+
+def _requirements(key: str, given: Any) -> tuple[str, ...]:
+    """Read a list of packages, {"packages": a list}, or the path of a requirements file."""
+    if isinstance(given, Mapping):
+        unknown = [name for name, value in given.items() if name != "packages" and value not in (None, False)]
+        if unknown or "packages" not in given:
+            raise ConfigError(
+                f"runtime_env's {key} has {', '.join(map(repr, unknown)) or 'no packages'}; it must be "
+                "{'packages': [...]} and nothing else"
+            )
+        given = given["packages"]
+    if isinstance(given, (str, os.PathLike)):
+        path = _path(key, given)
+        try:
+            with open(path, encoding="utf-8") as file:
+                given = file.read(_REQUIREMENTS_MAX + 1).splitlines()
+        except (OSError, UnicodeError) as exc:
+            raise ConfigError(f"runtime_env's {key} is {given!r}, and {path} cannot be read here: {exc}") from exc
+    lines = []
+    for line in _listed(key, given):
+        if not isinstance(line, str) or "\n" in line or "\r" in line:
+            raise TypeError(f"runtime_env's {key} has {line!r}; it must be a package, such as 'requests==2.31'")
+        plain = line.strip()
+        if plain and not plain.startswith("#"):
+            lines.append(os.path.abspath(plain) if os.path.exists(plain) else plain)
+    if sum(map(len, lines)) > _REQUIREMENTS_MAX:
+        raise ConfigError(f"runtime_env's {key} has more than {_REQUIREMENTS_MAX} characters")
+    return tuple(lines)
 
 
 def _patterns(given: Any) -> tuple[str, ...]:

@@ -31,13 +31,17 @@ def localized(store: Store, environment: Environment) -> Environment:
     """Return an environment with the paths that its files have on this node.
 
     Raises:
-        ConfigError: files of another node cannot be got.
+        ConfigError: files of another node cannot be got, or packages cannot be installed.
     """
-    if not environment.packages:
-        return environment
-    from fastrt.worker import packages  # here: few tasks have files
+    if environment.packages:
+        from fastrt.worker import packages  # here: few tasks have files
 
-    return packages.localized(store, environment)
+        environment = packages.localized(store, environment)
+    if environment.pip or environment.uv:
+        from fastrt.worker import installing  # here: few tasks have packages of their own
+
+        environment = installing.with_installed(store, environment)
+    return environment
 
 
 def apply(store: Store, environment: Environment, here: Environment | None = None) -> None:
@@ -58,6 +62,10 @@ def apply(store: Store, environment: Environment, here: Environment | None = Non
                 f"the runtime_env names {path}, which is not on this node ({socket.gethostname()}); put it there, or "
                 "keep its tasks where it is by scheduling="
             )
+    if here.pip or here.uv:
+        from fastrt.worker import installing
+
+        installing.check_loaded(here)
     os.environ.update(dict(here.env_vars or ()))
     if here.working_dir is not None:
         try:

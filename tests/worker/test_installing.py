@@ -1,0 +1,93 @@
+"""Packages that pip installs for tasks and actors, from wheels that the tests make."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fastrt
+from fastrt.errors import ConfigError
+
+PATIENCE_S = 50.0
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir):
+    with fastrt.init(num_workers=1, runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+def wheel(folder, name, version):
+    """Write a wheel with one module, which knows its version."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    about = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as out:
+        for file, text in files.items():
+            out.writestr(file, text)
+        out.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{about}/RECORD"]))
+    return str(path)
+
+
+@fastrt.remote
+def version():
+    try:
+        import fastrt_tiny
+    except ImportError:
+        return None, None
+    return fastrt_tiny.VERSION, fastrt_tiny.__file__
+
+
+@fastrt.remote
+class Versions:
+    def version(self):
+        return version.function()
+
+
+def test_tasks_and_actors_have_the_packages_of_their_lists(rt, tmp_path):
+    one, two = ({"pip": [wheel(tmp_path, "fastrt_tiny", number)]} for number in ("1.0", "2.0"))
+    found = [version.options(runtime_env=env).remote() for env in (one, two, None, one)]
+    (first, file), second, nothing, again = fastrt.get(found, timeout=PATIENCE_S)
+    assert [first, second[0], nothing[0]] == ["1.0", "2.0", None]
+    assert again == (first, file)  # installed once
+    actor = Versions.options(runtime_env={"pip": {"packages": one["pip"], "pip_check": False}}).remote()
+    assert fastrt.get(actor.version.remote(), timeout=PATIENCE_S) == (first, file)
+    fastrt.kill(actor)
+    listed = tmp_path / "requirements.txt"
+    listed.write_text(f"# a list\n\n{one['pip'][0]}\n")
+    in_file = version.options(runtime_env={"pip": str(listed)})
+    assert fastrt.get(in_file.remote(), timeout=PATIENCE_S) == (first, file)
+
+
+def test_list_that_cannot_be_installed_fails_its_tasks_with_the_words_of_pip(rt, tmp_path):
+    broken = tmp_path / "fastrt_broken-1.0-py3-none-any.whl"
+    broken.write_bytes(b"no wheel")
+    with pytest.raises(ConfigError, match=r"pip could not install .*fastrt_broken") as caught:
+        fastrt.get(version.options(runtime_env={"pip": [str(broken)]}).remote(), timeout=PATIENCE_S)
+    assert "ERROR" in str(caught.value)
+
+
+def test_other_version_of_a_module_that_workers_begin_with_is_refused(rt, tmp_path):
+    env = {"pip": [wheel(tmp_path, "cloudpickle", "99.0")]}
+    with pytest.raises(ConfigError, match="installs cloudpickle, and this worker began with another one"):
+        fastrt.get(version.options(runtime_env=env).remote(), timeout=PATIENCE_S)
+
+
+def test_uv_that_fails_or_is_not_there_is_named(rt):
+    with pytest.raises(ConfigError, match=r"uv could not install /no/such\.whl"):
+        fastrt.get(version.options(runtime_env={"uv": ["/no/such.whl"]}).remote(), timeout=PATIENCE_S)
+
+
+def test_requirements_are_read_where_they_are_given(tmp_path, monkeypatch):
+    from fastrt.tasks.runtime_env import environment_of
+
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.whl").touch()
+    assert environment_of({"pip": ["tiny.whl", " requests ", "# words"]}).pip == (
+        str(tmp_path / "tiny.whl"),
+        "requests",
+    )
