@@ -83,13 +83,22 @@ clean: ## remove everything that was built, .venv too
 	this is " + sys.version.split()[0] + "; run for instance: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 
+# What pyproject.toml says that the build and the programs require. The compiler runs while pip installs the latter; the
+# build needs no environment of pip's own, in which it would install Cython and gRPC once more.
+BUILD_REQUIRES := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | sed 's/", /" /g')
+TO_COMPILE := $(filter-out "grpcio%,$(BUILD_REQUIRES))
+DEPENDENCIES := $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *\("[^"]*"\),$$/\1/p' pyproject.toml)
+
 .venv/.installed: $(SOURCES) | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet .
+	$(BIN)/python -m pip install --quiet --no-compile $(TO_COMPILE)
+	$(BIN)/python -m pip install --quiet $(BUILD_REQUIRES) $(DEPENDENCIES) & packages=$$!; \
+	$(BIN)/python setup.py -q build_ext; built=$$?; wait $$packages && exit $$built
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps .
 	touch $@
 
-.venv/.tools: $(SOURCES) | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet '.[test]'
-	touch .venv/.installed $@
+.venv/.tools: .venv/.installed
+	$(BIN)/python -m pip install --quiet 'fastrt[test]'
+	touch $@
 
 # fastrt itself is installed already: pip adds the packages of the extra only.
 .venv/.docs: .venv/.tools
