@@ -47,6 +47,9 @@ static inline int a32_cas_sc(uint32_t *p, uint32_t want, uint32_t to) {
 }
 
 static inline void a_fence_sc(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void a_fence_acq(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+/* Keeps later stores behind earlier ones, which neither a release store nor a compare-and-swap does by itself. */
+static inline void a_fence_rel(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 
 #ifdef FRT_FAILPOINTS
 #define a64_store_rel(p, v) FRT_AROUND_VOID("store", a64_store_rel(p, v))

@@ -56,6 +56,7 @@ static inline uint64_t frt_trace_begin(frt_ctx *x, unsigned kind, uint64_t id, u
     ring = x->traces + x->me;
     n = ring->count;
     r = ring->records + n % FRT_TRACE_RECORDS;
+    a_fence_rel(); /* a reader that finds any of the following finds this `count`, and drops the record before it */
     r->start = frt_trace_ticks(on);
     r->end = 0;
     r->id = id, r->what = what, r->kind = (uint16_t)kind, r->actor = (uint16_t)actor;

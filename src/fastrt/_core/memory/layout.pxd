@@ -310,6 +310,8 @@ cdef extern from "atomic.h" nogil:
     uint32_t a32_sub_sc(uint32_t *, uint32_t) noexcept
     bint a32_cas_sc(uint32_t *, uint32_t, uint32_t) noexcept
     void a_fence_sc() noexcept
+    void a_fence_acq() noexcept
+    void a_fence_rel() noexcept
     void a_relax() noexcept
 
 cdef extern from "futex.h" nogil:

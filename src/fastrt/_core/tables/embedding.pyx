@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memset
 
 from fastrt._core.memory.layout cimport (
     a32_load_acq, a32_load_rlx, a32_store_rel, a32_store_rlx, a64_add_rlx, a64_load_acq, a64_load_rlx, a64_store_rel,
-    a64_store_rlx, a_relax,
+    a64_store_rlx, a_fence_acq, a_fence_rel, a_relax,
 )
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -31,12 +31,8 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef extern from * nogil:
     """
     static inline void frt_fetch(const void *at) { __builtin_prefetch(at, 0, 3); }
-    static inline void frt_fence_acq(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-    static inline void frt_fence_rel(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
     """
     void frt_fetch(const void *)
-    void frt_fence_acq()
-    void frt_fence_rel()
 
 cdef enum:
     PART_COUNT = 256
@@ -102,7 +98,7 @@ cdef bint copy_row(frt_note *note, uint64_t key, const float *values, float *to,
         if a64_load_rlx(&note.key) != key:
             return False
         memcpy(to, values, dim * sizeof(float))
-        frt_fence_acq()
+        a_fence_acq()
         if a32_load_rlx(&note.seq) == seq:
             return True
     return False
@@ -284,7 +280,7 @@ cdef class EmbeddingMemory:
                 self.rows_used += 1
             note = self.notes + at
             a32_store_rel(&note.seq, note.seq | 1)
-            frt_fence_rel()
+            a_fence_rel()
             a64_store_rlx(&note.key, key[i])
             memcpy(self.values + at * self.dim, value + i * self.dim, self.dim * sizeof(float))
             a32_store_rlx(&note.used, <uint32_t>self.head.clock)
@@ -348,7 +344,7 @@ cdef class EmbeddingMemory:
                 at = (at + 1) & mask
             a32_store_rel(&entries[at].row, FRT_ROW_GONE)
             a32_store_rel(&note.seq, note.seq | 1)
-            frt_fence_rel()
+            a_fence_rel()
             a64_store_rlx(&note.key, ~note.key)
             a32_store_rel(&note.seq, note.seq + 1)
             self.tombs += 1
@@ -378,7 +374,7 @@ cdef class EmbeddingMemory:
                     frt_fetch(self.values + row[i + AHEAD] * self.dim)
                 a32_store_rel(&self.notes[row[i]].seq, self.notes[row[i]].seq + 1)
                 a32_store_rlx(&self.notes[row[i]].used, tick)
-            frt_fence_rel()
+            a_fence_rel()
 
     def retire(self):
         """Make readers find no row here, so that they ask the server: the rows have moved to another memory."""

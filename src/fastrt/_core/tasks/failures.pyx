@@ -51,6 +51,7 @@ cdef frt_failure *_begin(frt_ctx *x, uint64_t *number) noexcept nogil:
                 segment_commit(x, <char *>(x.failures + place) - x.base, sizeof(frt_failure)) != FRT_OK:
             a64_store_rel(word, 0)
             return NULL
+        a_fence_rel()  # a reader that finds any of what follows finds the place's word changed
         memset(x.failures + place, 0, 64)
         return x.failures + place
     return NULL
