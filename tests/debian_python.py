@@ -47,8 +47,8 @@ def archive_of(suite: str) -> str:
     raise SystemExit("apt knows no archive of Debian here; name one in its sources and run `apt-get update`")
 
 
-def download(version: str, suite: str, folder: Path) -> list[Path]:
-    """Fetch the packages as for a machine on which nothing is installed."""
+def download(names: list[str], suite: str, folder: Path, alone: tuple[str, ...] = ()) -> list[Path]:
+    """Fetch packages as for a machine on which nothing is installed; those of `alone` without what they need."""
     packages = folder / "packages"
     for path in (packages / "partial", folder / "state/lists/partial"):
         path.mkdir(parents=True)
@@ -67,8 +67,9 @@ def download(version: str, suite: str, folder: Path) -> list[Path]:
     }
     apt = ["apt-get", *[f"-o{name}={value}" for name, value in settings.items()], "--yes", "--quiet"]
     run(*apt, "update")
-    run(*apt, "--download-only", "install", *[name.format(version) for name in PACKAGES])
-    run(*apt, "download", HEADERS.format(version), cwd=packages)
+    run(*apt, "--download-only", "install", *names)
+    for name in alone:
+        run(*apt, "download", name, cwd=packages)
     return sorted(packages.glob("*.deb"))
 
 
@@ -102,7 +103,8 @@ def main() -> None:
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
-        for package in download(given.version, given.suite, Path(name)):
+        names, headers = [one.format(given.version) for one in PACKAGES], HEADERS.format(given.version)
+        for package in download(names, given.suite, Path(name), alone=(headers,)):
             run("dpkg-deb", "-x", package, folder)
     python = move_in(given.version, folder)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:

@@ -1,22 +1,21 @@
 """The protocols of docs/memory_order.md as C11 programs in orders/, each checked by herd7 in all executions of RC11.
 
 An order that matters is in `WEAKER`: with a weaker one there, herd7 finds an execution that the protocol must not have.
-So a program that herd7 accepts is one that it could have refused. Debian sid has herd7 in
-its package herdtools7; `FASTRT_HERD7` names the command if it is not on PATH.
+So a program that herd7 accepts is one that it could have refused. tests/support/herd_env.py finds
+or unpacks herd7.
 """
 
-import os
 import re
-import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from support.herd_env import herd7
+
 ORDERS = Path(__file__).with_name("orders")
 CORE = Path(__file__).resolve().parents[2] / "src/fastrt/_core"
-HERD7 = shlex.split(os.environ.get("FASTRT_HERD7", "herd7"))
+HERD7 = herd7()
 RELEASE_FENCE, ACQUIRE_FENCE, FULL_FENCE = (
     f"  atomic_thread_fence({order});\n" for order in ("release", "acquire", "seq_cst")
 )
@@ -71,26 +70,25 @@ ANCHORS = [
     ("tasks/failures.pyx", "a_fence_rel()"),
     ("tasks/failures.pyx", "a_fence_sc()\n    word = a64_load_acq"),
 ]
-herd7 = pytest.mark.skipif(
-    shutil.which(HERD7[0]) is None, reason="herd7 is not here (package herdtools7 of Debian sid)"
-)
+needs_herd7 = pytest.mark.skipif(HERD7 is None, reason="herd7 is not here; tests/support/herd_env.py unpacks it")
 
 
 def observed(program: Path) -> str:
     """Whether the execution that a program describes at its end occurs: Never, Sometimes or Always."""
+    assert HERD7 is not None
     done = subprocess.run([*HERD7, "-model", "rc11.cat", program], capture_output=True, text=True, timeout=50)
     found = re.search(rf"^Observation {program.stem} (\w+)", done.stdout, re.M)
     assert found, done.stdout + done.stderr
     return found[1]
 
 
-@herd7
+@needs_herd7
 @pytest.mark.parametrize("program", sorted(ORDERS.glob("*.litmus")), ids=lambda path: path.stem)
 def test_protocol_has_no_execution_that_loses_something(program):
     assert observed(program) == "Never"
 
 
-@herd7
+@needs_herd7
 @pytest.mark.parametrize(("name", "text", "weaker"), WEAKER)
 def test_weaker_order_has_one(tmp_path, name, text, weaker):
     program = (ORDERS / f"{name}.litmus").read_text().replace("memory_order_", "")
