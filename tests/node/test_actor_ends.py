@@ -32,7 +32,11 @@ def arena():
 
 def daemon(store):
     """What a daemon knows of actors when it has just started."""
-    return Actors(store, lambda actor: None, lambda actor, info, again: True, lambda actor: None, {}, print)
+
+    def unheard(actor):
+        pass
+
+    return Actors(store, unheard, lambda actor, info, again: True, unheard, unheard, {}, print)
 
 
 def make(store, max_restarts):
