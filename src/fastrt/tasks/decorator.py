@@ -99,9 +99,12 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         scheduling: "spread" over the nodes, "pack" onto as few as possible, or the name or id of the only node to
             use; default: this node if it has room, else another.
         scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
+        label_selector: labels that the node must have, as {"zone": "north"}.
+        fallback_strategy: further selectors, tried in order: [{"label_selector": {"zone": "south"}}].
         memory: accepted and checked.
-        runtime_env: variables, working folder and modules of a call, or an actor, over those that it inherits:
-            {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
+        runtime_env: variables, working folder, modules and packages of a call, or an actor, over those that it
+            inherits: {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths],
+            "pip": [packages]}; `docs/environments.md` says more.
     Returns:
         A `RemoteFunction` or an `ActorClass`, or a decorator that makes one.
     Raises:

@@ -232,6 +232,7 @@ class _Processes(TypedDict, total=False):
     num_cpus: float | None
     num_gpus: float | None
     label_selector: Mapping[str, str] | None
+    fallback_strategy: Sequence[Mapping[str, Mapping[str, str]]] | None
     resources: dict[str, float] | None
     scheduling: str | None
     scheduling_strategy: str | NodeAffinity | PlacementGroupSchedulingStrategy | None
