@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from fastrt._core.memory.clients import Client
-from fastrt._core.repair import inspect
+from fastrt._core.repair import pages
 from fastrt._core.tasks import tasks
 from fastrt.node.worker_pool import Pool
 
 _TINY_MANY = 50_000
 _TINY_BYTES = 1024
-_SAMPLE = 1000  # entries: 20 us
+_SAMPLE = 500  # entries
 _EXHAUSTED_S = 1.0
 _EVERY_S = 0.5
 
@@ -74,7 +74,7 @@ class Advisor:
 
 def on_tiny_values(client: Client) -> str:
     """Advice for a program with very many small values; "" if there are few, by a sample of the objects."""
-    there = inspect.small_values(client, _SAMPLE, _TINY_BYTES)
+    there = pages.small_values(client, _SAMPLE, _TINY_BYTES, _TINY_MANY)
     if there < _TINY_MANY:
         return ""
     return (

@@ -226,21 +226,6 @@ def idle(Client client):
     return count
 
 
-def small_values(Client client, uint32_t sample, uint64_t bytes_max):
-    """Estimate, from `sample` entries, how many live values of at most `bytes_max` bytes were stored by put."""
-    cdef frt_ctx *x = &client.x
-    cdef uint32_t n = frt_objects(x)
-    cdef uint32_t k, i, looked
-    cdef uint32_t found = 0
-    client.ensure()
-    looked = sample if sample < n else n
-    for k in range(looked):
-        i = <uint32_t>(<uint64_t>k * n // looked)
-        found += frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and x.entries[i].task == 0 and \
-            x.entries[i].bytes <= bytes_max
-    return <uint64_t>found * n // looked if looked else 0
-
-
 def set_site(Client client, Ref ref, uint32_t site):
     """Record which source line made an object, as a number that listings translate."""
     client.ensure()

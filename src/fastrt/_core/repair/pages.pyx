@@ -563,3 +563,26 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
         free(all_functions)
         free(named)
     return _page(&h, taken, [inspect_object(x, index) for _, index in taken], "objref")
+
+
+def small_values(Client client, uint32_t sample, uint64_t bytes_max, uint32_t least):
+    """Estimate, from `sample` entries, how many live values of at most `bytes_max` bytes were stored by put.
+
+    The entries are copied, 1 us each: one that is read through the mapping maps 64 KiB around it. Where there are fewer
+    than `least` entries, none is read, and the answer is 0.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t n = frt_objects(x)
+    cdef uint32_t k, i, looked
+    cdef uint32_t found = 0
+    cdef uint64_t word
+    cdef frt_entry entry
+    client.ensure()
+    looked = 0 if n < least else min(sample, n)
+    for k in range(looked):
+        i = <uint32_t>(<uint64_t>k * n // looked)
+        pages_copy(x, frt_state(x, i), sizeof(word), <char *>&word)
+        if frt_word_state(word) == FRT_OBJ_SEALED:
+            pages_copy(x, x.entries + i, sizeof(entry), <char *>&entry)
+            found += entry.task == 0 and entry.bytes <= bytes_max
+    return <uint64_t>found * n // looked if looked else 0
