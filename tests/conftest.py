@@ -256,13 +256,13 @@ def leaves_nothing(what: str) -> Iterator[None]:
     before = Footprint()
     yield
     began = time.monotonic()
+    passed = 0.0
     pause = threading.Event()
-    while left := Footprint().left_since(before):
+    while (left := Footprint().left_since(before)) and passed < PATIENCE_S:
+        if passed == 0.0 or passed > 0.5:
+            gc.collect()  # a descriptor may hang on a cycle; most wait for the end of a process, which takes 0.1 s
+        pause.wait(0.005 + passed / 4)
         passed = time.monotonic() - began
-        if passed > PATIENCE_S:
-            break
-        gc.collect()  # a descriptor may hang on a cycle
-        pause.wait(0.002 + passed / 4)  # a look costs some milliseconds, and a process needs a hundred to end
     if left:
         REPORTED.update(left)
         pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(map(described, left)), pytrace=False)
