@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import re
 import sys
 import threading
 
@@ -89,7 +90,8 @@ def test_what_no_node_has_is_told_and_waits_for_a_node_that_has_it(pair, start, 
     refs = [needs_two.remote() for _ in range(3)]
     wait_until(lambda: "needs_two" in heard.getvalue(), "a warning", 20)
     words = heard.getvalue()
-    assert "demands CPU 1, GPU 2, which no node has (one: CPU 1; two: CPU 2, GPU 1); it waits" in words
+    there = r"\(one: CPU 1, memory [\d,.]+ \w+; two: CPU 2, GPU 1, memory [\d,.]+ \w+\)"
+    assert re.search(rf"demands CPU 1, GPU 2, which no node has {there}; it waits", words), words
     assert fastrt.wait(refs, timeout=0.2)[0] == []
     start("--address", pair[0].head, "--name", "three", "--num-workers", "1", "--resources", '{"GPU": 2}')
     assert fastrt.get(refs, timeout=30) == [2, 2, 2]

@@ -80,10 +80,10 @@ class RunningNode:
         self.process.communicate()
         psutil.wait_procs(everything, 10)
 
-    def stop(self) -> tuple[str, str]:
-        """End it as a service manager does; its output and error output."""
+    def stop(self, number: int = signal.SIGTERM) -> tuple[str, str]:
+        """End it as a service manager does, or by SIGINT at once; its output and error output."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
         out, err = self.process.communicate(timeout=30)
         return self.output + out, err
 
