@@ -110,7 +110,7 @@ class Scale:
         while self.arrivals and self.arrivals[0][0] <= self.now + DELAY_S:
             change = self.members.apply(View.FromString(self.arrivals.pop(0)[1]))
             others = [one for one in change.changed if one.node != self.names[self.nodes]]
-            rows = [NodeRow(one.node, one.name, dict(one.total), dict(one.free)) for one in others]
+            rows = [NodeRow(one.node, one.name, dict(one.total), dict(one.free), dict(one.labels)) for one in others]
             began = time.process_time()
             self.placing.see(rows, None if change.is_full else change.left)
             self.cpu["placing"] += time.process_time() - began

@@ -33,6 +33,13 @@ def test_a_fault_is_found_and_its_seed_is_printed():
     assert "FAILED: python -m tests.simulation --seed" in ran.stdout
 
 
+def test_growth_is_printed_for_each_size():
+    command = [sys.executable, "-m", "tests.simulation.scale", "--tasks", "200", "8", "12"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[:2] for line in ran.stdout.splitlines()[-2:]] == [["8", "200"], ["12", "200"]]
+
+
 def test_every_mutant_still_applies():
     for mutant in MUTANTS:
         assert (CLUSTER / f"{mutant.module}.py").read_text().count(mutant.old) == 1, mutant.name
