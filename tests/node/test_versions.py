@@ -33,10 +33,8 @@ def head(runtime_dir):
     node.stop()
 
 
-@pytest.fixture
-def another(tmp_path, runtime_dir):
-    """Variables with which Python finds another installation of fastrt: links to this one, with another version."""
-    folder = tmp_path / "other"
+def installation(folder, version):
+    """Make another installation of fastrt in a folder: links to this one, with a version of its own."""
     shutil.copytree(
         SOURCE, folder / "fastrt", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__", "__init__.py")
     )
@@ -45,7 +43,14 @@ def another(tmp_path, runtime_dir):
     first = folder / "fastrt" / "__init__.py"
     text = first.read_text()
     assert f'__version__ = "{fastrt.__version__}"' in text
-    first.write_text(text.replace(f'__version__ = "{fastrt.__version__}"', f'__version__ = "{OTHER}"'))
+    first.write_text(text.replace(f'__version__ = "{fastrt.__version__}"', f'__version__ = "{version}"'))
+
+
+@pytest.fixture
+def another(tmp_path, runtime_dir):
+    """Variables with which Python finds another installation of fastrt, of another version."""
+    folder = tmp_path / "other"
+    installation(folder, OTHER)
     env = {**os.environ, "PYTHONPATH": str(folder), "FASTRT_RUNTIME_DIR": str(runtime_dir)}
     return {**env, "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
 
@@ -100,7 +105,8 @@ def test_process_that_is_too_old_to_say_its_version_is_refused_in_words(head):
 
 
 def test_another_numpy_is_warned_about_once(runtime_dir, tmp_path, monkeypatch):
-    about = tmp_path / "numpy-0.1.dist-info"
+    installation(tmp_path, fastrt.__version__)
+    about = tmp_path / "numpy-0.1.dist-info"  # beside fastrt: its processes look there first
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.1\n")
     first = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "first")

@@ -148,8 +148,8 @@ def test_job_has_a_default_that_nothing_in_this_process_notices(whole, tmp_path)
     with fastrt.init(1, "64MiB"):
         assert get(look.remote())[0] is None
         check_other_modules_of_the_same_name(whole, tmp_path)
-    with pytest.raises(ConfigError, match="'pip'"):
-        fastrt.init(1, "64MiB", runtime_env={"pip": ["requests"]})
+    with pytest.raises(ConfigError, match="'conda'"):
+        fastrt.init(1, "64MiB", runtime_env={"conda": "science"})
     assert not fastrt.is_initialized()
 
 

@@ -373,6 +373,8 @@ class Admission:
                 self._cannot(order)
             elif not isinstance(key, TaskKey):
                 actors.grant(self._client, key.record, key.gen, order.devices)
+                if isinstance(key, BundleKey):  # before its group is ready: the next daemon finds it reserved
+                    actors.hold(self._client, key.record)
                 self._start_actors()
             elif not admission.admit(self._client, key.record, key.id, order.devices):
                 self.placing.moved(key, GONE, now)

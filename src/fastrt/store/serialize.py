@@ -58,6 +58,7 @@ _MAP_BYTES_MIN = 1 << 20
 # every 700 new containers, each a little longer than the one before. Smaller values have too few objects to start one.
 _PAUSE_BYTES_MIN = 4096
 _HEAD = struct.Struct("<II")
+_NO_FILE = "<dynamic-code>"  # from 3.1.3 on, cloudpickle says that every function comes from this file
 _SPAN = struct.Struct("<QQ")
 
 _reading = threading.local()
@@ -252,6 +253,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return contained_ref, (len(self._refs) - 1,)
         if kind is types.FunctionType:
             return self._reduce_function(obj)
+        if kind is types.CodeType:
+            return self._reduce_code(obj)
         if issubclass(kind, type):
             return self._reduce_class(obj)
         reduce = reducers.reducer_of(kind)
@@ -294,6 +297,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 finally:
                     function.__annotate__ = annotate  # the annotations are evaluated again when they are read
             raise
+
+    def _reduce_code(self, code: types.CodeType) -> Any:
+        """Reduce code as cloudpickle does, but with the name of its file, by which tracebacks find its lines."""
+        make, parts = self.dispatch_table[types.CodeType](code)
+        return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
 
     def _reduce_class(self, cls: type) -> Any:
         """Reduce a class as cloudpickle does, with numbers that decide which attributes a receiver adopts."""

@@ -421,8 +421,7 @@ def holders(Client client):
         that several clients hold counts for each.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t i, c, w
-    cdef uint32_t n = frt_objects(x)
+    cdef uint32_t i, c, w, n
     cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
     cdef uint64_t room, bits
     cdef bytearray copied = bytearray(PAGES_COPIED)
@@ -430,6 +429,7 @@ def holders(Client client):
     cdef dict bytes_held = {}
     cdef dict objects_held = {}
     client.ensure()
+    n = frt_objects(x)
     for i in range(n):
         if i % step == 0:
             pages_copy(x, x.entries + i, min(step, n - i) * sizeof(frt_entry), data)

@@ -572,12 +572,12 @@ def small_values(Client client, uint32_t sample, uint64_t bytes_max, uint32_t le
     than `least` entries, none is read, and the answer is 0.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t n = frt_objects(x)
-    cdef uint32_t k, i, looked
+    cdef uint32_t k, i, n, looked
     cdef uint32_t found = 0
     cdef uint64_t word
     cdef frt_entry entry
     client.ensure()
+    n = frt_objects(x)
     looked = 0 if n < least else min(sample, n)
     for k in range(looked):
         i = <uint32_t>(<uint64_t>k * n // looked)
