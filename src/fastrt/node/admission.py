@@ -305,9 +305,7 @@ class Admission:
     def on_request(self, link: Link, message: RequestResources) -> None:
         """Take the resources that the cluster should have, for the programs that read the demand."""
         self._requested = message.bundles
-        replace_private(
-            self._folder, _REQUESTED, json.dumps({"bundles": message.bundles}).encode()
-        )  # for the next daemon
+        replace_private(self._folder, _REQUESTED, json.dumps({"bundles": message.bundles}).encode())
         link.send(ResourcesRequested())
 
     def _state(self) -> tuple[dict[str, int], int]:
