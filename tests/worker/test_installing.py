@@ -8,6 +8,8 @@ import pytest
 import fastrt
 from fastrt.errors import ConfigError
 
+pytest.importorskip("pip")  # an environment may have none
+
 PATIENCE_S = 50.0
 
 
