@@ -25,7 +25,7 @@ VIEWS = ("overview", "tasks", "rows", "actors", "workers", "memory", "timeline",
 
 
 class Looker:
-    """What one process sees of the session of a runtime folder."""
+    """A process that looks at the session of a runtime folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Looker:
                     dash.process.kill()
 
     def lists(self) -> None:
-        """List tasks, objects and workers again and again; a tool joins anew when the daemon was killed."""
+        """List tasks, objects and workers in a loop; the tool joins the session again after the daemon was killed."""
         joined: Any = None
         while not self.is_over.is_set():
             begun = time.monotonic()

@@ -350,7 +350,7 @@ _THREADS = SimpleNamespace(Thread=_Inline)
 
 
 def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
-    """What the invariants look at: for `patched`."""
+    """The functions that the invariants watch, and their replacements, for `patched`."""
     write, rebuild = uplink.Uplink._write, lineage.Lineage.rebuild
 
     async def write_noted(self: Any, exchange: Any, to: Any) -> None:
@@ -366,7 +366,7 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
 
 
 def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
-    """What stands in the place of the real clock, randomness, sockets and threads: for `patched`."""
+    """The simulator's replacements of the clock, randomness, sockets and threads, for `patched`."""
     world, network = cluster.world, cluster.world.network
     rng = world.bytes
     ids = iter(range(1 << 60))

@@ -1,4 +1,4 @@
-"""What holds between two nodes whenever nothing is on its way on a stream between them.
+"""The invariants between two nodes: they hold whenever no message is on its way on the stream between them.
 
 Both nodes then count the same names of the same objects, a task that one has forwarded is known to the other, and a
 node that has its turn to fetch a value fetches it. A count that is wrong is found here at once; at the end, the close

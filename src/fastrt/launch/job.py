@@ -27,7 +27,7 @@ from fastrt.launch.servers import ServerOptions, Servers
 from fastrt.launch.ssh import SshHost, SshNodes, address_towards
 from fastrt.net.address import is_loopback_host, join_address, reachable
 from fastrt.net.grpc.identity import Identity, new_token
-from fastrt.runtime.node_service import Ahead, Node, NodeOptions
+from fastrt.runtime.node_service import Node, NodeOptions, start_session
 from fastrt.runtime.nodes import nodes_at
 from fastrt.runtime.session import Embedded, start
 
@@ -306,12 +306,7 @@ class _First(_Part):
         """
         config = self.config()
         options = self.node_options(config, host, None)
-        ahead = Ahead(is_head=True)
-        try:
-            runtime = start(config, cluster=True)
-        except BaseException:
-            ahead.close()
-            raise
+        runtime, ahead = start_session(config, is_head=True)
         doors = {}
         if self.options.jax:
             self._coordinator = str(Path(runtime.socket_path).with_name(_JAX))  # the folder is this user's alone
@@ -441,12 +436,7 @@ class _Other(_Part):
         finding: Future[Attendance] = Future()
         threading.Thread(target=_fill, args=[finding, self._attend], name="fastrt-attend", daemon=True).start()
         config = self.config()
-        ahead = Ahead(is_head=False)
-        try:
-            runtime = start(config, cluster=True)
-        except BaseException:
-            ahead.close()
-            raise
+        runtime, ahead = start_session(config, is_head=False)
         try:
             attendance = self._found(finding)
         except BaseException:

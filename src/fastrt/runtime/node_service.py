@@ -119,6 +119,23 @@ class Ahead:
             supervise.reap(self._processes.popitem()[1], _END_S)
 
 
+def start_session(config: Config, is_head: bool) -> tuple[Embedded, Ahead]:
+    """Start the session of a node, while the node's other processes import their modules.
+
+    Args:
+        config: its settings.
+        is_head: whether the node is the head's.
+    Raises:
+        FastrtError: it cannot start; the message says why.
+    """
+    ahead = Ahead(is_head)
+    try:
+        return start(config, True, is_head), ahead
+    except BaseException:
+        ahead.close()
+        raise
+
+
 class Node:
     """A running node, for a `with` statement or an explicit `close`.
 
@@ -153,12 +170,9 @@ class Node:
         self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
         self._stopping = self._is_leaving = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._ahead = Ahead(options.head is None) if ahead is None else ahead
-        try:
-            self._runtime = start(options.config, True, options.head is None) if runtime is None else runtime
-        except BaseException:
-            self._ahead.close()
-            raise
+        if runtime is None or ahead is None:
+            runtime, ahead = start_session(options.config, options.head is None)
+        self._runtime, self._ahead = runtime, ahead
         self.session = self._runtime.session
         self.socket_path = self._runtime.socket_path
         # Where each process serves: first the configured address, then the one it had before.

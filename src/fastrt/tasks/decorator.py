@@ -101,7 +101,7 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
         label_selector: labels that the node must have, as {"zone": "north"}.
         fallback_strategy: further selectors, tried in order: [{"label_selector": {"zone": "south"}}].
-        memory: accepted and checked.
+        memory: bytes that a call, or an actor, takes of the node's memory.
         runtime_env: variables, working folder, modules and packages of a call, or an actor, over those that it
             inherits: {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths],
             "pip": [packages]}; `docs/environments.md` says more.
