@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _COMPLETE_S = 2.0  # to wait for the words that a word can become
 _SIGNAL_MS = 100
-_LOOK_S = 1.0  # between two looks whether a silent process lives
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # as pdb's own
 
 
@@ -77,6 +76,9 @@ class _HungUpError(Exception):
 class _Terminal:
     """Passes lines from the terminal to the debugger, and its text back.
 
+    Ctrl-C interrupts a line that is being typed. At any other moment it only wakes the loop that waits for messages,
+    which passes it on: so it can come at any moment, also while a message is sent.
+
     Args:
         link: to the debugger.
         stop: the task that waits there.
@@ -85,6 +87,7 @@ class _Terminal:
     def __init__(self, link: Link, stop: Stop) -> None:
         self._link, self._stop = link, stop
         self._is_reading = False  # a line from the terminal
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
         """Return when the task goes on, or the user leaves it."""
@@ -95,13 +98,13 @@ class _Terminal:
             f"{stop.kind} {stop.name} (pid {stop.pid}) {stop.reason} at {stop.place}. "
             "c lets it go on, q ends it, Ctrl-D leaves it waiting"
         )
-        with self._completing(), contextlib.closing(self._link):
+        with self._completing(), self._catching_interrupts(), contextlib.closing(self._link):
             while True:
-                try:
-                    message = self._link.receive(_LOOK_S)
-                except KeyboardInterrupt:
+                if self._is_interrupted():
                     self._link.send(debugging.DebugInterrupt())
                     continue
+                try:
+                    message = self._link.receive()
                 except EOFError:
                     click.echo(f"process {stop.pid} has ended")
                     return
@@ -113,6 +116,35 @@ class _Terminal:
                 elif isinstance(message, debugging.DebugPrompt) and not self._answer(message.prompt):
                     click.echo(f"the task waits on: fastrt debug {stop.pid}")
                     return
+
+    def _is_interrupted(self) -> bool:
+        """Wait for a message, which makes this False, or for Ctrl-C."""
+        if self._link.waiting():
+            return False
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        poll.register(self._link, select.POLLIN)
+        if self._woken not in {fd for fd, _ in poll.poll()}:
+            return False
+        os.read(self._woken, 4096)
+        return True
+
+    @contextlib.contextmanager
+    def _catching_interrupts(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            os.close(self._woken)
+            os.close(self._wake)
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            raise KeyboardInterrupt
+        with contextlib.suppress(BlockingIOError):  # it was pressed often, and wakes the loop already
+            os.write(self._wake, b"!")
 
     def _answer(self, prompt: str) -> bool:
         """Read a line from the terminal and send it; False if the user leaves."""
@@ -138,12 +170,14 @@ class _Terminal:
         ended_read, ended = os.pipe()
         watcher = threading.Thread(target=self._watch, args=(ended_read, threading.get_ident()), daemon=True)
         before = signal.signal(signal.SIGUSR1, self._on_hang_up)
+        watcher.start()
         try:
-            self._is_reading = True
-            watcher.start()
-            return input(prompt)
+            try:
+                self._is_reading = True
+                return input(prompt)
+            finally:
+                self._is_reading = False
         finally:
-            self._is_reading = False
             os.write(ended, b"!")
             watcher.join()
             signal.signal(signal.SIGUSR1, before)

@@ -59,7 +59,7 @@ class Debugger:
         self._pid = os.getpid()
         self._folder = debugging.folder_of(store.socket_path)
         self._record = debugging.Record(self._folder)
-        self._lock = threading.Lock()  # of the door and the threads
+        self._lock = threading.RLock()  # of the door and the threads; an interrupt may meet its owner
         self._turn = threading.Lock()  # of the thread that stands still
         self._door: Door | None = None
         self._threads: dict[int, TaskPdb] = {}
@@ -90,7 +90,7 @@ class Debugger:
             return False
         self._interrupted = False
         one = self._threads.get(threading.get_ident())
-        if one is None or one.asking or frame is None:
+        if one is None or one.asking or one.ended or frame is None:
             return True
         if one.stopped:
             raise KeyboardInterrupt

@@ -108,23 +108,25 @@ class TaskPdb(pdb.Pdb):
     Attributes:
         stopped: whether the thread stands still now.
         asking: whether it waits for a line.
+        ended: whether the thread goes on without this debugger.
     """
 
     def __init__(self, owner: Owner, thread: int, task: int | None, id: int) -> None:
         self._owner, self.thread, self.task, self.id = owner, thread, task, id
         self._terminal = Terminal(owner.write, lambda prompt: owner.ask(self, prompt))
-        self.stopped = self.asking = self._ended = False
+        self.stopped = self.asking = self.ended = False
         self._base: FrameType | None = None
         self._error = ""
         skipped, terminal = [_PACKAGE, f"{_PACKAGE}.*"], cast("IO[str]", self._terminal)
         super().__init__(stdin=terminal, stdout=terminal, skip=skipped, nosigint=True)
 
     def stop(self, frame: FrameType) -> None:
-        """Stop at the next line of a frame."""
-        frame = base = first_user_frame(frame)
+        """Stop at the next line of a frame, or of the frame for which the debugger runs there."""
+        sys.settrace(None)  # the frames of this debugger are not traced while it arranges the stop
+        frame = base = first_user_frame(_traced(frame))
         while base.f_back is not None and not is_own(base.f_back):
             base = base.f_back
-        self._base, self._ended = base, False
+        self._base, self.ended = base, False
         self.set_trace(frame)
         self.botframe = base
         below = base.f_back
@@ -153,7 +155,7 @@ class TaskPdb(pdb.Pdb):
             KeyboardInterrupt: the task was cancelled meanwhile.
             LeftError: it was cancelled after it had raised.
         """
-        if self._ended:
+        if self.ended:
             return
         self.stopped = True
         try:
@@ -175,7 +177,7 @@ class TaskPdb(pdb.Pdb):
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace, as long as the task runs for which this began."""
-        if self._ended or (event == "call" and not self._owner.belongs(self.task, self.id)):
+        if self.ended or (event == "call" and not self._owner.belongs(self.task, self.id)):
             self.end()
             return None
         found = super().trace_dispatch(frame, event, arg)
@@ -228,13 +230,26 @@ class TaskPdb(pdb.Pdb):
 
     def end(self) -> None:
         """Let the thread go on without this debugger."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         sys.settrace(None)
         self.clear_all_breaks()
         self.botframe = self.stopframe = self.returnframe = self._base = None  # they hold the task's values
         self._owner.over(self)
+
+
+def _traced(frame: FrameType) -> FrameType:
+    """The frame whose line or call a `TaskPdb` looks at when `frame` runs; `frame` itself if none does.
+
+    A debugger with a breakpoint looks at each line, so an interrupt often meets its code, not the task's.
+    """
+    found: FrameType | None = frame
+    while found is not None:
+        if found.f_code is TaskPdb.trace_dispatch.__code__ and found.f_back is not None:
+            return found.f_back
+        found = found.f_back
+    return frame
 
 
 def _suspends(frame: FrameType) -> bool:
