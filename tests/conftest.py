@@ -18,7 +18,8 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from fastrt.store import client as store_client
 from support.browser import chromium
 
 SHARED_RUNTIMES = {"rt", "runtime"}
-PATIENCE_S = 5.0  # between the end of a test and the last of its processes being gone
+SHARED_NODES = {"nodes", "three_nodes"}
+# Between the end of a test and the last of its processes being gone; on a quiet machine this takes less than a second.
+PATIENCE_S = 20.0
 SHM = Path("/dev/shm")
 # Descriptors that Python or a library opens once and keeps for good.
 PERMANENT_FDS = ("/dev/urandom", "/dev/random", "/dev/null")
@@ -50,16 +53,23 @@ SEGMENTS: set[Path] = set()  # that were there before the run
 # Processes that are not ours: to read of a hundred, before and after each test, whose they are costs more than most
 # tests do. A number that has changed hands is seen to at the end of each module, where all are read again.
 OTHERS: set[int] = set()
+FAILED = pytest.StashKey[bool]()  # of a test, once a part of it has failed
+ENDED: Counter[object] = Counter()  # how often a fixture that tests share was ended because of a failure
 REPORTED: set[str] = set()  # so that the module and the session do not fail again for what a test has left
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
-    """Wait until `condition()` is true, looking every few milliseconds; fail naming `what` after `timeout_s`."""
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    """Wait until `condition()` is true; fail naming `what` after `timeout_s`.
+
+    It looks every 5 ms at first and less often the longer it waits: many conditions read files or ask other processes,
+    which need the CPU themselves.
+    """
     pause = threading.Event()
-    until = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < until, f"waited {timeout_s} s in vain for: {what}"
-        pause.wait(0.005)
+        passed = time.monotonic() - began
+        assert passed < timeout_s, f"waited {timeout_s} s in vain for: {what}"
+        pause.wait(min(0.005 + passed / 40, 0.05))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -83,6 +93,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.skipped and "FASTRT_NO_SKIPS" in os.environ:
         report.outcome = "failed"
+    if report.failed:
+        item.stash[FAILED] = True
     return report
 
 
@@ -250,6 +262,13 @@ class Footprint:
         return sorted(set(left) - REPORTED)
 
 
+def kill(pids: Iterable[int]) -> None:
+    """End processes whose test is reported already: the tests after it need the machine."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
 @contextlib.contextmanager
 def leaves_nothing(what: str) -> Iterator[None]:
     """Fail unless everything that came into being inside is gone soon after."""
@@ -265,7 +284,9 @@ def leaves_nothing(what: str) -> Iterator[None]:
         passed = time.monotonic() - began
     if left:
         REPORTED.update(left)
-        pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(map(described, left)), pytrace=False)
+        lines = "\n  ".join(map(described, left))
+        kill(int(thing.split()[1]) for thing in left if thing.startswith("process "))
+        pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  {lines}", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -275,9 +296,7 @@ def session_leaves_nothing() -> Iterator[None]:
             yield
             OTHERS.clear()
     finally:
-        for pid in processes():  # the failure is reported; do not leave the machine with it
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
+        kill(processes())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -298,6 +317,8 @@ def test_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with leaves_nothing(f"the test {request.node.name}"):
         yield
+        if FAILED in request.node.stash and fastrt.is_initialized():  # it would refuse the next test's `init`
+            fastrt.shutdown()
 
 
 @pytest.fixture
@@ -364,9 +385,35 @@ def wait_until_clean() -> None:
 
 @pytest.fixture(autouse=True)
 def test_leaves_the_arena_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Look at the shared session after each test; after one that failed or left something, end it.
+
+    The next test of the module then gets a session of its own: one task that hangs would fail them all.
+    """
     yield
-    if "rt" in request.fixturenames and fastrt.is_initialized():
-        wait_until_clean()
+    shared = SHARED_RUNTIMES & set(request.fixturenames)
+    try:
+        if FAILED not in request.node.stash and "rt" in shared and fastrt.is_initialized():
+            wait_until_clean()
+    except BaseException:
+        request.node.stash[FAILED] = True
+        raise
+    finally:
+        if FAILED in request.node.stash:
+            for name in shared | SHARED_NODES & set(request.fixturenames):
+                end_shared(request, name)
+
+
+def end_shared(request: pytest.FixtureRequest, name: str) -> None:
+    """End a fixture of a wider scope, and first those that use it; the next test that names it starts it again.
+
+    One that could not start is left, and so is one that was ended often already: where everything fails, starting it
+    again for each test would take hours.
+    """
+    for definition in request.session._fixturemanager.getfixturedefs(name, request.node) or ():
+        started = definition.scope != "function" and definition.cached_result and definition.cached_result[2] is None
+        if started and ENDED[definition] < 3:
+            ENDED[definition] += 1
+            definition.finish(request)
 
 
 class Program:
