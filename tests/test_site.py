@@ -1,12 +1,15 @@
 """The site: what the code says is in its reference, every link leads somewhere, and a browser shows each page well."""
 
 import dataclasses
+import functools
+import http.server
 import importlib
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -185,6 +188,22 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """Where a web server shows the site: the search reads pages, which a browser forbids to a page that is a file."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_site_has_a_page_for_each_page_and_every_name(site, pages, reference):
@@ -236,9 +255,9 @@ def test_browser_shows_every_page(site, browser, width):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_reader_finds_a_name_by_menu_and_search(site, browser, width):
-    page, wrong = open_page(browser, "file:", width)
-    page.goto((site / "index.html").as_uri())
+def test_reader_finds_a_name_by_menu_and_search(address, browser, width):
+    page, wrong = open_page(browser, address, width)
+    page.goto(f"{address}index.html")
     menu = page.locator(".sidebar-tree a", has_text="Settings")
     if width < 1000:
         assert not menu.is_visible() or menu.bounding_box()["x"] < 0
@@ -246,7 +265,7 @@ def test_reader_finds_a_name_by_menu_and_search(site, browser, width):
     menu.click()
     page.wait_for_url("**/reference/settings.html")
     assert "FASTRT_NUM_WORKERS" in page.inner_text("article")
-    page.goto((site / "search.html").as_uri() + "?q=as_completed")
+    page.goto(f"{address}search.html?q=as_completed")
     page.locator("#search-results a").first.wait_for()
     assert "as_completed" in page.inner_text("#search-results")
     assert not wrong, "\n".join(wrong)

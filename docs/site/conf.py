@@ -51,6 +51,7 @@ maximum_signature_line_length = 72
 html_theme = "furo"
 html_title = f"fastrt {version}"
 html_static_path = [str(HERE / "style.css")]
+html_favicon = str(HERE.parents[1] / "src" / "fastrt" / "dashboard" / "static" / "icon.svg")
 html_css_files = ["style.css"]
 html_copy_source = False
 html_use_index = html_domain_indices = False  # the search finds names
