@@ -60,7 +60,7 @@ def doors_of(*pids: int) -> list[Door]:
             words = " ".join(process.cmdline())
             marks = {
                 "fastrt.cluster.head": "head", "fastrt.runtime.uplink": "uplink", "fastrt.runtime.ray_bridge": "bridge",
-                '"kind": "scheduler"': "scheduler", '"kind": "coordinator"': "coordinator",
+                "'fastrt-scheduler'": "scheduler", "'fastrt-coordinator'": "coordinator",
                 "ps scheduler": "parameter servers' scheduler",
             }  # fmt: skip
             name = next((name for mark, name in marks.items() if mark in words), words)
