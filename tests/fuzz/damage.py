@@ -22,7 +22,7 @@ from fastrt._core.memory import arena, clients, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment, sweep
 from fastrt._core.objects import functions, handles, spill
-from fastrt._core.repair import fsck, recovery
+from fastrt._core.repair import fsck, holdings, recovery
 from fastrt._core.tasks import actors, calls, submission, tasks
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import FastrtError
@@ -264,8 +264,8 @@ class User:
         client = self.client
         for quiet in (False, True):
             attempt(fsck.fsck, client, quiet)
-        for call in (fsck.usage, fsck.holders, arena.room, tasks.queued, spill.totals, spill.directory,
-                     spill.last_round, spill.rounds):  # fmt: skip
+        for call in (fsck.usage, fsck.holders, holdings.holdings, arena.room, tasks.queued, spill.totals,
+                     spill.directory, spill.last_round, spill.rounds):  # fmt: skip
             attempt(call, client)
         for t in range(12):
             for look in (tasks.info, tasks.cancelled, tasks.cancel_terms, tasks.function_of):

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import stat
@@ -14,10 +16,13 @@ from pathlib import Path
 import pytest
 
 import fastrt
-from fastrt.cluster.questions import SOCKET, Answer, Desk, Questions
+from fastrt.cluster.questions import SOCKET, Answer, Desk, Question, Questions
 from fastrt.foreign_text import ForeignTextError
 from fastrt.node.daemon import sweep_sessions
 from fastrt.observe import elsewhere
+from fastrt.observe.answers import STACK
+from fastrt.observe.memory import Summary
+from fastrt.observe.stacks import Process, Stack
 from fastrt.store import join
 from fastrt.store.messages import AskNode, ListNodes, NodePage
 from support.cluster import FASTRT, RunningNode
@@ -155,6 +160,36 @@ def test_log_of_another_node_is_read_tailed_and_merged_also_without_its_driver(d
     assert len(elsewhere.read_log(socket_path, node, {}, limit=3).lines) == 3
 
 
+def test_memory_and_stacks_of_a_busy_node_are_read_there(busy, nodes, runtime_dir):
+    session = nodes["two"].note.session
+    out, err = command(runtime_dir, "memory", "--node", "two")
+    assert (f"session {session[:8]} (node two): " in out, err) == (True, "")
+    assert re.search(r"\d+ +worker ", out)
+    found = json.loads(command(runtime_dir, "memory", "--json", "--growth", "0")[0])
+    assert {one["node"] for one in found.values()} == {"one", "two", "three"}
+    assert found[session]["totals"]["bytes_max"] > 0
+    assert {group["what"] for group in found[session]["groups"]} >= {"function"}
+    here = json.loads(command(runtime_dir, "memory", "--json", "--this-node")[0])
+    assert session not in here
+    if shutil.which("py-spy"):
+        (row,) = json.loads(command(runtime_dir, "stack", "--json", "--node", "two")[0])
+        assert row["node"] == "two"
+        assert any(name.endswith("hold") for name in row["tasks"].values())
+        out, _ = command(runtime_dir, "stack", str(row["pid"]))
+        assert f"worker {row['pid']} on node two: " in out
+        assert re.search(rf"hold  {re.escape(__file__)}:\d+", out)
+
+
+def test_only_a_process_of_the_session_has_its_stack_read_for_another_node(driver, nodes):
+    path, node = nodes["one"].note.socket_path, nodes["two"].note.session
+    for pid in (1, os.getpid()):
+        with pytest.raises(elsewhere.NodeSilentError, match=f"process {pid} is no worker, actor or driver"):
+            elsewhere.read_stack(path, node, pid)
+    for filters in ("{}", '{"pid": "1", "native": false}', '{"pid": 1, "native": false, "more": 1}'):
+        with pytest.raises(elsewhere.NodeSilentError, match="the question has the fields pid, native"):
+            elsewhere.ask(path, node, Question(STACK, filters, "", 0))
+
+
 def test_dashboard_shows_the_log_of_another_node(driver, nodes, runtime_dir, wait_until):
     @fastrt.remote
     def say():
@@ -180,8 +215,26 @@ def test_answer_that_is_no_rows_is_named(driver, nodes, rows, monkeypatch):
     (found,) = elsewhere.read("", {"0": "zero"}, "tasks", {}, 0, 1.0)
     assert found.error
     assert not found.rows
+    for read in (elsewhere.read_log, elsewhere.read_memory, elsewhere.read_processes, elsewhere.read_stack):
+        with pytest.raises(ForeignTextError):
+            read("", "0", *([{}] if read is elsewhere.read_log else [1] if read is elsewhere.read_stack else []))
+
+
+@pytest.mark.parametrize(
+    ("read", "row"),
+    [
+        (Summary.from_rows, [{"totals": {"a": "b"}, "spill_dir": "", "more": 0}]),
+        (Summary.from_rows, [{"totals": {}, "spill_dir": "", "more": 0}, {"line": {"site": "x"}}]),
+        (Process.from_row, {"pid": 1, "kind": "worker", "tasks": {"a": 1}}),
+        (
+            Stack.from_row,
+            {"thread": "", "thread_id": 1, "is_active": True, "has_gil": False, "frames": [["f", "file", "1"]]},
+        ),
+    ],
+)
+def test_malformed_memory_or_stack_of_another_node_is_refused(read, row):
     with pytest.raises(ForeignTextError):
-        elsewhere.read_log("", "0", {})
+        read(row)
 
 
 def test_questions_end_with_the_stream_and_a_peer_of_an_older_version_is_named():

@@ -137,12 +137,13 @@ def test_filters_take_wildcards_numbers_and_members_of_lists():
 
 def test_memory_names_the_line_its_holder_and_what_a_view_keeps(rt):
     store = store_client.require()
-    before = listing.objects(store)
+    before = memory.summary(store)
     many = [fastrt.put(k) for k in range(1200)]
     array = fastrt.put(np.ones(50_000))
     view = fastrt.get(array)
     inside = fastrt.put([array])
-    found = memory.summary(store, before)
+    found = memory.summary(store)
+    found.compare(before)
     groups = {group.site.rsplit("/", 1)[-1]: group for group in found.groups if "test_seeing" in group.site}
     loop = next(group for group in groups.values() if group.count == 1200)
     assert loop.grown == 1200
@@ -154,13 +155,20 @@ def test_memory_names_the_line_its_holder_and_what_a_view_keeps(rt):
     large = next(group for group in groups.values() if group.bytes >= 400_000)
     assert large.site.startswith(f"{__file__}:{first + 4} in ")
     assert (large.count, large.pinned, large.suspect) == (1, 1, "")
-    (row,) = [row for row in found.objects if row["object_id"] == array.hex()]
+    (row,) = [row for row in listing.objects(store) if row["object_id"] == array.hex()]
     assert (row["type"], row["counted"], row["pins"]) == ("array", 1, [os.getpid()])
     (mine,) = [row for row in found.processes if row["pid"] == os.getpid()]
     assert mine["pinned"] >= 400_000
     assert found.totals["pinned_objects"] >= 1
     assert found.totals["inline_objects"] >= 1200
     assert json.loads(json.dumps(found.to_json()))["totals"] == found.totals
+    objects = listing.objects(store)
+    again = memory.summary(store)
+    assert sum(group.count for group in again.groups) == len(objects)
+    assert sum(group.bytes for group in again.groups) == sum(row["bytes"] for row in objects)
+    assert sum(group.stored for group in again.groups) == sum(row["stored"] for row in objects)
+    sent = memory.Summary.from_rows(json.loads(json.dumps(again.to_rows())))
+    assert (sent.totals, sent.groups[0].site, sent.more) == (again.totals, again.groups[0].site, 0)
     del many, view, inside
 
 

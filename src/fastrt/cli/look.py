@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,6 +85,69 @@ def look_at(session: str | None, look: Callable[[Path], _T]) -> dict[Path, _T]:
             leave_out(path, str(exc))
     if not found:
         raise click.ClickException("no session answered")
+    return found
+
+
+@dataclass(frozen=True)
+class Member:
+    """A session to look at: one on this machine, or another node of its cluster.
+
+    Attributes:
+        path: of the daemon's socket: of the session itself, or of the node on this machine that asks the other one.
+        id: of the session, which is its NodeID.
+        name: of the node; "" for a session that is no node of a cluster.
+        is_here: whether it is on this machine.
+    """
+
+    path: Path
+    id: str
+    name: str
+    is_here: bool
+
+    @property
+    def title(self) -> str:
+        """The words for people."""
+        return f"session {self.id[:8]}{f' (node {self.name})' if self.name else ''}"
+
+
+def members(session: str | None, node: str = "", this_node: bool = False) -> list[Member]:
+    """Find the sessions of this user on this machine, and the other nodes of their clusters.
+
+    Args:
+        session: as for `sockets`.
+        node: only the node with this name, or whose NodeID begins with this; empty: all.
+        this_node: leave out the nodes on other machines.
+    Returns:
+        At least one; those on this machine first.
+    Raises:
+        click.ClickException: there is none.
+    """
+    from fastrt.errors import AttachError
+    from fastrt.runtime.nodefile import nodes_here
+    from fastrt.runtime.nodes import nodes_at
+
+    here: dict[str, Member] = {}
+    others: dict[str, Member] = {}
+    paths = sockets(session)
+    in_cluster = {one.socket_path: one.name for one in nodes_here(runtime_folder())}
+    for path in paths:
+        here[path.parent.name] = Member(path, path.parent.name, in_cluster.get(str(path), ""), True)
+    for path in paths:
+        if this_node or str(path) not in in_cluster:
+            continue
+        try:
+            nodes = nodes_at(str(path))
+        except AttachError as exc:
+            click.echo(f"fastrt: other nodes of {here[path.parent.name].title} are missing: {exc}", err=True)
+            continue
+        for one in nodes:
+            if one["NodeID"] not in here:
+                others.setdefault(one["NodeID"], Member(path, one["NodeID"], one["NodeName"], False))
+    every = [*here.values(), *others.values()]
+    found = [one for one in every if node in ("", one.name) or one.id.startswith(node)]
+    if not found:
+        there = ", ".join(one.name for one in every if one.name) or "no session here is a node of a cluster"
+        raise click.ClickException(f"there is no node {node!r}; there are: {there}")
     return found
 
 

@@ -1,59 +1,107 @@
-"""`fastrt memory`: the use of the store's memory, by process and by line of code."""
+"""`fastrt memory`: the use of the stores' memory, by process and by line of code."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastrt.cli.look import joined, look_at
+from fastrt.cli.look import Member, joined, leave_out, members
 from fastrt.config import size_text
 
 if TYPE_CHECKING:
     from fastrt.observe.memory import Group, Summary
+    from fastrt.store.client import Store
 
 _WIDTH = 160  # when the output is not a terminal
 
 
 @click.command(short_help="Show the store's memory by process and by line of code.")
 @click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
+@click.option("--node", default="", metavar="NAME|ID", help="Only this node of the cluster.")
+@click.option("--this-node", is_flag=True, help="Do not ask nodes of the cluster on other machines.")
 @click.option("--growth", "growth_s", type=click.FloatRange(0, 3600), help="Show the growth over so many seconds.")
 @click.option("--limit", default=20, show_default=True, help="How many lines at most; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with every object.")
-def memory(session: str | None, growth_s: float | None, limit: int, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with every object of this machine.")
+def memory(
+    session: str | None, node: str, this_node: bool, growth_s: float | None, limit: int, as_json: bool
+) -> None:  # fmt: skip
     """Show totals, the memory that each process holds, and the objects grouped by the line of code that created them.
 
     Lines are recorded only if FASTRT_RECORD_CALL_SITES=1 was set before the session started, or by
     init(record_call_sites=True): recording costs some microseconds for each put and call.
+
+    If a session is a node of a cluster, nodes on other machines are asked too, and each answers with the lines and
+    processes that hold the most. A node that does not answer within five seconds is named on standard error.
     \f
     Raises:
         click.ClickException: no session runs here.
     """
-    import time
-
     from fastrt.observe import listing
+
+    wanted = members(session, node, this_node)
+    with contextlib.ExitStack() as stack:
+        stores = _joined(stack, wanted)
+        found = _summaries(wanted, stores)
+        if growth_s is not None:
+            before = found
+            time.sleep(growth_s)
+            found = _summaries(wanted, stores)
+            for one, summary in found.items():
+                if one in before:
+                    summary.compare(before[one])
+        if not found:
+            raise click.ClickException("no session answered")
+        if as_json:
+            rows: dict[str, dict[str, Any]] = {}
+            for one, summary in found.items():
+                every = {"objects": listing.objects(stores[one])} if one in stores else {}
+                rows[one.id] = {"node": one.name, **summary.to_json(), **every}
+            click.echo(json.dumps(rows, indent=2))
+            return
+    for one, summary in found.items():
+        _show(one, summary, limit, growth_s is not None)
+
+
+def _joined(stack: contextlib.ExitStack, wanted: list[Member]) -> dict[Member, Store]:
+    """Join the sessions on this machine, and name those that cannot be joined."""
+    from fastrt.errors import FastrtError
+
+    stores = {}
+    for one in wanted:
+        if one.is_here:
+            try:
+                stores[one] = stack.enter_context(joined(one.path, "fastrt memory"))
+            except FastrtError as exc:
+                leave_out(one.path, str(exc))
+    return stores
+
+
+def _summaries(wanted: list[Member], stores: dict[Member, Store]) -> dict[Member, Summary]:
+    """The summaries of those that answer."""
+    from fastrt.errors import FastrtError
+    from fastrt.observe import elsewhere
     from fastrt.observe.memory import summary
 
-    def look(path: Path) -> Summary:
-        with joined(path, "fastrt memory") as store:
-            before = None
-            if growth_s is not None:
-                before = listing.objects(store)
-                time.sleep(growth_s)
-            return summary(store, before)
-
-    found = {path.parent.name: one for path, one in look_at(session, look).items()}
-    if as_json:
-        click.echo(json.dumps({name: one.to_json() for name, one in found.items()}, indent=2))
-        return
-    for name, one in found.items():
-        _show(name, one, limit, growth_s is not None)
+    others = {one.id: str(one.path) for one in wanted if not one.is_here}
+    answers = elsewhere.of_each(others, lambda node: elsewhere.read_memory(others[node], node))
+    found = {}
+    for one in wanted:
+        answer = answers.get(one.id)
+        if one in stores:
+            found[one] = summary(stores[one])
+        elif isinstance(answer, FastrtError):
+            click.echo(f"fastrt: the memory of node {one.name} is missing: {answer}", err=True)
+        elif answer is not None:
+            found[one] = answer
+    return found
 
 
-def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
+def _show(member: Member, found: Summary, limit: int, grown: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -62,7 +110,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     totals = found.totals
     console.print(
-        f"[bold]session {session[:8]}[/]: {size_text(totals['bytes_used'])} used of {size_text(totals['bytes_max'])}"
+        f"[bold]{escape(member.title)}[/]: {size_text(totals['bytes_used'])} used of {size_text(totals['bytes_max'])}"
     )
     for state, more in (
         ("sealed", f"{totals.get('inline_objects', 0):,} of them in the table itself"),
@@ -81,7 +129,7 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
         processes.add_column(name, justify="right")
     for row in found.processes:
         sizes = (size_text(row["bytes"]), size_text(row["pinned"]))
-        processes.add_row(str(row["pid"]), row["kind"], escape(row["name"]), f"{row['objects']:,}", *sizes)
+        processes.add_row(str(row["pid"]), escape(row["kind"]), escape(row["name"]), f"{row['objects']:,}", *sizes)
     console.print(processes)
     groups = Table(box=box.SIMPLE)
     for name in ("made by", "what"):
@@ -92,8 +140,11 @@ def _show(session: str, found: Summary, limit: int, grown: bool) -> None:
     for group in found.groups[: limit or None]:
         groups.add_row(*_cells(group, grown))
     console.print(groups)
-    if limit and len(found.groups) > limit:
-        console.print(f"the largest {limit} of {len(found.groups)} lines; --limit 0 shows all")
+    lines = len(found.groups) + found.more
+    shown = min(limit or lines, len(found.groups))
+    if shown < lines:
+        hint = "; --limit 0 shows all" if not found.more else ""
+        console.print(f"the largest {shown} of {lines} lines{hint}")
 
 
 def _cells(group: Group, grown: bool) -> list[str]:
@@ -102,6 +153,6 @@ def _cells(group: Group, grown: bool) -> list[str]:
     holders = ", ".join(f"{pid} ({count:,})" for pid, count in group.holders.most_common(3))
     growth = [f"{group.grown:+,}"] if grown else []
     return [
-        escape(group.site), group.what, f"{group.count:,}", *growth, size_text(group.bytes),
+        escape(group.site), escape(group.what), f"{group.count:,}", *growth, size_text(group.bytes),
         f"{group.pinned:,}", f"{group.spilled:,}", holders or "other values, tasks", escape(group.suspect),
     ]  # fmt: skip

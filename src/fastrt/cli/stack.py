@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import joined, look_at
+from fastrt.cli.look import Member, joined, leave_out, members
 
 if TYPE_CHECKING:
     from fastrt.observe.stacks import Process, Stack
@@ -22,37 +22,45 @@ if TYPE_CHECKING:
 @click.option("--full", is_flag=True, help="Show the frames of fastrt that have called user code, too.")
 @click.option("--native", is_flag=True, help="Show the frames of C, C++ and Cython code, too.")
 @click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
+@click.option("--node", default="", metavar="NAME|ID", help="Only processes of this node of the cluster.")
+@click.option("--this-node", is_flag=True, help="Do not ask nodes of the cluster on other machines.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def stack(pid: int | None, every: bool, full: bool, native: bool, session: str | None, as_json: bool) -> None:
+def stack(
+    pid: int | None, every: bool, full: bool, native: bool, session: str | None, node: str, this_node: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show where a process is in its code: the worker, actor or driver PID, or all that run a task or a call.
 
     The process need not do anything for it: it may hang in C or in a loop. It stops for some milliseconds.
+
+    If a session is a node of a cluster, nodes on other machines are asked too; each reads the stacks of its processes.
     \f
     Raises:
         click.ClickException: PID is no such process of a session of this user, or no stack could be read.
     """
-    from fastrt.observe import stacks
+    from fastrt.errors import FastrtError
 
     if pid is not None and every:
         raise click.UsageError("give PID or --all")
-    found = _processes(session)
-    wanted = [_chosen(found, pid)] if pid is not None else [one for one in found if every or one.tasks]
+    found = _processes(members(session, node, this_node))
+    wanted = [_chosen(found, pid)] if pid is not None else [one for one in found if every or one[1].tasks]
     if not wanted:
         click.echo("no process runs a task or a call; --all shows idle ones, too", err=True)
     rows, failed = [], 0
-    for process in wanted:
+    for member, process in wanted:
         try:
-            read = stacks.read(process, native=native)
-        except stacks.StackError as exc:
+            read = _read(member, process, native)
+        except FastrtError as exc:
             if len(wanted) == 1:
                 raise click.ClickException(str(exc)) from exc
-            click.echo(f"fastrt: {exc}", err=True)
+            click.echo(f"fastrt: {_of_node(member)}{exc}", err=True)
             failed += 1
             continue
         if as_json:
-            rows.append({**dataclasses.asdict(process), "threads": [dataclasses.asdict(one) for one in read]})
+            threads = [dataclasses.asdict(one) for one in read]
+            rows.append({**dataclasses.asdict(process), "node": member.name, "threads": threads})
         else:
-            _show(process, read, full)
+            _show(member, process, read, full)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     if failed and failed == len(wanted):
@@ -75,7 +83,7 @@ def flame(pid: int, seconds: int, out: Path | None, idle: bool, session: str | N
     """
     from fastrt.observe import stacks
 
-    process = _chosen(_processes(session), pid)
+    _, process = _chosen(_processes(members(session, this_node=True)), pid)
     out = out or Path(f"flame-{pid}.svg")
     try:
         stacks.record(process, seconds, out, idle=idle)
@@ -86,32 +94,61 @@ def flame(pid: int, seconds: int, out: Path | None, idle: bool, session: str | N
     click.echo(str(out))
 
 
-def _processes(session: str | None) -> list[Process]:
-    """The processes of this user's sessions that run user code."""
-    from fastrt.observe import stacks
+def _processes(wanted: list[Member]) -> list[tuple[Member, Process]]:
+    """The processes that run user code, and their nodes; nodes that do not answer are named."""
+    from fastrt.errors import FastrtError
+    from fastrt.observe import elsewhere, stacks
 
-    def look(path: Path) -> list[Process]:
-        with joined(path, "fastrt stack") as store:
-            return stacks.processes(store)
+    others = {one.id: str(one.path) for one in wanted if not one.is_here}
+    answers = elsewhere.of_each(others, lambda node: elsewhere.read_processes(others[node], node))
+    found = []
+    for one in wanted:
+        some = answers.get(one.id, [])
+        if one.is_here:
+            try:
+                with joined(one.path, "fastrt stack") as store:
+                    some = stacks.processes(store)
+            except FastrtError as exc:
+                leave_out(one.path, str(exc))
+        if isinstance(some, FastrtError):
+            click.echo(f"fastrt: the processes of node {one.name} are missing: {some}", err=True)
+        else:
+            found += [(one, process) for process in some]
+    return found
 
-    return [process for found in look_at(session, look).values() for process in found]
+
+def _read(member: Member, process: Process, native: bool) -> list[Stack]:
+    from fastrt.observe import elsewhere, stacks
+
+    if member.is_here:
+        return stacks.read(process, native=native)
+    return elsewhere.read_stack(str(member.path), member.id, process.pid, native=native)
 
 
-def _chosen(found: list[Process], pid: int) -> Process:
-    for process in found:
-        if process.pid == pid:
-            return process
-    there = ", ".join(str(process.pid) for process in found)
+def _chosen(found: list[tuple[Member, Process]], pid: int) -> tuple[Member, Process]:
+    fitting = [one for one in found if one[1].pid == pid]
+    if len(fitting) > 1:
+        names = ", ".join(member.name or member.id[:8] for member, _ in fitting)
+        raise click.ClickException(f"there is a process {pid} on several nodes; choose one by --node: {names}")
+    if fitting:
+        return fitting[0]
+    there = ", ".join(f"{process.pid}{f' on {member.name}' * (not member.is_here)}" for member, process in found)
     raise click.ClickException(
-        f"process {pid} is no worker, actor or driver of a session of this user on this machine; there are: {there}"
+        f"process {pid} is no worker, actor or driver of a session of this user on this machine, or of its cluster; "
+        f"there are: {there}"
     )
 
 
-def _show(process: Process, read: list[Stack], full: bool) -> None:
+def _of_node(member: Member) -> str:
+    return f"node {member.name}: " if not member.is_here else ""
+
+
+def _show(member: Member, process: Process, read: list[Stack], full: bool) -> None:
     from fastrt.observe import stacks
 
     runs = ", ".join(f"{name} ({task})" for task, name in process.tasks.items())
-    click.echo(f"{process.kind} {process.pid}{': ' if runs else ''}{runs}")
+    where = f" on node {member.name}" * (not member.is_here)
+    click.echo(f"{process.kind} {process.pid}{where}{': ' if runs else ''}{runs}")
     for one in read:
         click.echo(textwrap.indent(stacks.as_text(one, full=full), "  "))
     click.echo()

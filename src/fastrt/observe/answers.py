@@ -1,14 +1,16 @@
-"""Answers questions of other nodes: a page of this node's tables or of its log, or a part of a package.
+"""Answers questions of other nodes: a page of this node's tables or of its log, its memory, stacks, or a package.
 
 The uplink calls `answer` in a thread. A question names a table and columns, never a file: what can be read is this
-session's shared memory, this session's folder of log files, and the packages that it has made for other nodes. Long
-texts and lists are shortened, so that each row fits into a page.
+session's shared memory, this session's folder of log files, the stacks of its processes, and the packages that it has
+made for other nodes. Long texts and lists are shortened, so that each row fits into a page.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from fastrt.observe import reading
 from fastrt.store.client import Store
 from fastrt.tasks import packages
 
-LOG = "log"
+LOG, MEMORY, PROCESSES, STACK = "log", "memory", "processes", "stack"
 ROWS_MAX = 1000  # of one page
 BYTES_MAX = 256 << 10  # of one page
 _TEXT_MAX = 16 << 10  # characters of one text; of a line of the log: 64 KiB
 _LINE_MAX = 64 << 10
 _MEMBERS_MAX = 1000  # of one list
 _BUDGET_S = 1.0  # for a page whose filters need to see each row
+_Rows = list[Any]
 
 
 def answer(store: Store, question: Question) -> Answer:
@@ -46,6 +49,8 @@ def answer(store: Store, question: Question) -> Answer:
         return _log(store, filters, question.after, limit)
     if question.kind == packages.QUESTION:
         return _package(store, filters, question.after)
+    if question.kind in _WHOLE:
+        return _whole(_WHOLE[question.kind](store, filters))
     while True:
         page = reading.page(store, question.kind, filters, _place(question.after), limit, _BUDGET_S)
         text = json.dumps([_shortened(row) for row in page.rows])
@@ -85,6 +90,56 @@ def _log(store: Store, filters: dict[str, Any], after: str, limit: int) -> Answe
             is_whole = not tail or len(page.lines) >= tail or min(tail, limit) == tail
             return Answer(text, page.after, page.is_end and is_whole)
         limit = max(1, len(page.lines) * BYTES_MAX // (2 * len(text)))
+
+
+def _whole(rows: _Rows) -> Answer:
+    """Answer with all rows on one page, or as many of the first as it holds; `total` counts all."""
+    texts, size = [], 2
+    for row in rows[:ROWS_MAX]:
+        text = json.dumps(_shortened(row))
+        size += len(text) + 2
+        if size > BYTES_MAX:
+            break
+        texts.append(text)
+    return Answer(f"[{', '.join(texts)}]", total=len(rows))
+
+
+def _memory(store: Store, filters: dict[str, Any]) -> _Rows:
+    from fastrt.observe import memory
+
+    _allow(filters)
+    return memory.summary(store).to_rows()
+
+
+def _processes(store: Store, filters: dict[str, Any]) -> _Rows:
+    from fastrt.observe import stacks
+
+    _allow(filters)
+    return [asdict(process) for process in stacks.processes(store)]
+
+
+def _stack(store: Store, filters: dict[str, Any]) -> _Rows:
+    """The stacks of the threads of one process of this session, as many as a page holds."""
+    from fastrt.observe import stacks
+
+    _allow(filters, pid=int, native=bool)
+    process = stacks.process(store, filters["pid"])
+    return [one.to_row() for one in stacks.read(process, native=filters["native"])]
+
+
+_WHOLE: dict[str, Callable[[Store, dict[str, Any]], _Rows]] = {
+    MEMORY: _memory, PROCESSES: _processes, STACK: _stack,
+}  # fmt: skip
+
+
+def _allow(filters: dict[str, Any], **kinds: type) -> None:
+    """Check that a question has exactly these fields.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if filters.keys() != kinds.keys() or any(type(filters[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError(f"the question has the fields {', '.join(kinds) or '(none)'}")
 
 
 def _package(store: Store, filters: dict[str, Any], after: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Reads rows and log lines of other nodes of the cluster, by this node's uplink: no worker there takes part.
+"""Reads rows, log lines, memory and stacks of other nodes, by this node's uplink: no worker there takes part.
 
 A node that does not answer in time is named, and the rows of the others are there. Answers of other nodes
 are parsed here, with bounds.
@@ -9,25 +9,29 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastrt.cluster.questions import ROWS_BYTES_MAX, SOCKET, Answer, Question
-from fastrt.errors import AttachError
+from fastrt.errors import AttachError, FastrtError
 from fastrt.foreign_text import ForeignTextError, read_json
 from fastrt.node.log_files import LogLine, Page
-from fastrt.observe.answers import LOG, ROWS_MAX
+from fastrt.observe.answers import LOG, MEMORY, PROCESSES, ROWS_MAX, STACK
 from fastrt.observe.listing import Row
+from fastrt.observe.memory import Summary
+from fastrt.observe.stacks import Process, Stack
 from fastrt.store import join
 from fastrt.store.messages import AskNode, NodePage
 from fastrt.tasks.marks import Source
 
 ANSWER_S = 5.0
+STACK_S = 20.0  # a busy machine needs a second
 _AT_ONCE = 16  # nodes
 _SLACK_S = 2.0  # beyond the answer's time, for this node's uplink
+_T = TypeVar("_T")
 _LINE_TYPES = (float, bool, int, int, str, int, int, str, str)  # as `answers` writes a line
 
 
@@ -123,6 +127,67 @@ def _read_pages(socket_path: str, found: NodeRows, kind: str, filters: str, limi
             if answer.is_end:
                 found.total = len(found.rows)
             return
+
+
+def of_each(nodes: Iterable[str], read: Callable[[str], _T]) -> dict[str, _T | FastrtError]:
+    """Call a function for several nodes at once, in threads.
+
+    Args:
+        nodes: their NodeIDs.
+        read: asks one of them, such as `read_memory`.
+    Returns:
+        The result for each node, or the error because of which there is none.
+    """
+
+    def read_one(node: str) -> _T | FastrtError:
+        try:
+            return read(node)
+        except FastrtError as exc:
+            return exc
+
+    some = list(nodes)
+    with ThreadPoolExecutor(_AT_ONCE, "fastrt-asks") as threads:
+        return dict(zip(some, threads.map(read_one, some), strict=True))
+
+
+def read_memory(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> Summary:
+    """Read who holds the memory of another node's store: the largest lines and processes.
+
+    Args:
+        socket_path: of this node's daemon.
+        node: the other node's NodeID.
+        timeout_s: how long it has to answer.
+    Raises:
+        NodeSilentError: it did not answer.
+        ForeignTextError: it sent no summary.
+    """
+    return Summary.from_rows(_parse(ask(socket_path, node, Question(MEMORY, "{}", "", 0), timeout_s)))
+
+
+def read_processes(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> list[Process]:
+    """List the processes of another node that run user code; arguments and errors as for `read_memory`."""
+    return [
+        Process.from_row(row) for row in _parse(ask(socket_path, node, Question(PROCESSES, "{}", "", 0), timeout_s))
+    ]
+
+
+def read_stack(
+    socket_path: str, node: str, pid: int, *, native: bool = False, timeout_s: float = STACK_S
+) -> list[Stack]:  # fmt: skip
+    """Read the stacks of a process of another node, as many threads as its answer holds.
+
+    Args:
+        socket_path: of this node's daemon.
+        node: the other node's NodeID.
+        pid: of a worker, actor or driver there.
+        native: include the frames of C, C++ and Cython code.
+        timeout_s: how long it has to answer.
+    Raises:
+        NodeSilentError: it did not answer, or the stacks cannot be read there: the text says why.
+        ForeignTextError: it sent no stacks.
+    """
+    question = Question(STACK, json.dumps({"pid": pid, "native": native}), "", 0)
+    return [Stack.from_row(row) for row in _parse(ask(socket_path, node, question, timeout_s))]
 
 
 def read_log(

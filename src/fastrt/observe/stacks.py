@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.errors import FastrtError
-from fastrt.foreign_text import read_json
+from fastrt.foreign_text import ForeignTextError, check_object, read_json
 from fastrt.observe import listing, reading
 from fastrt.store.client import Store
 
@@ -27,6 +27,8 @@ _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _READ_S = 20.0  # for one process; a busy machine needs a second
 _SAMPLES_PER_S = 100
 _OUTPUT_BYTES_MAX = 64 << 20  # a thousand threads with the deepest recursion that Python allows by default
+_FRAMES_MAX = 500  # of one thread, the latest, that another node is sent
+_TEXT_MAX = 500  # characters of one name or path there
 _REFUSALS = ("Permission denied", "Operation not permitted", "os error 1)", "os error 13)")
 
 
@@ -80,6 +82,31 @@ class Stack:
                 return self.frames[place:]
         return self.frames
 
+    def to_row(self) -> dict[str, Any]:
+        """The stack for another node; of a deep one the latest calls, and of a long name its end."""
+        frames = [
+            [frame.function[-_TEXT_MAX:], frame.file[-_TEXT_MAX:], frame.line] for frame in self.frames[-_FRAMES_MAX:]
+        ]
+        return {
+            "thread": self.thread[:_TEXT_MAX], "thread_id": self.thread_id, "is_active": self.is_active,
+            "has_gil": self.has_gil, "frames": frames,
+        }  # fmt: skip
+
+    @classmethod
+    def from_row(cls, row: Any) -> Stack:
+        """The stack that another node has sent as `to_row`.
+
+        Raises:
+            ForeignTextError: the row is no stack.
+        """
+        fields = {"thread": str, "thread_id": int, "is_active": bool, "has_gil": bool, "frames": list}
+        check_object(row, "a stack of another node", fields)
+        for frame in row["frames"]:
+            if not isinstance(frame, list) or [type(one) for one in frame] != [str, str, int]:
+                raise ForeignTextError("a stack of another node has a malformed call")
+        frames = tuple(Frame(*frame) for frame in row["frames"])
+        return cls(row["thread"], row["thread_id"], row["is_active"], row["has_gil"], frames)
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -95,6 +122,17 @@ class Process:
     kind: str
     tasks: Mapping[str, str]
 
+    @classmethod
+    def from_row(cls, row: Any) -> Process:
+        """The process that another node has sent as the object of its fields.
+
+        Raises:
+            ForeignTextError: the row is no process.
+        """
+        what = "a process of another node"
+        check_object(row, what, {"pid": int, "kind": str, "tasks": dict})
+        return cls(row["pid"], row["kind"], check_object(row["tasks"], what, dict.fromkeys(row["tasks"], str)))
+
 
 def processes(store: Store) -> list[Process]:
     """List the processes of a session on this node that run user code, by pid.
@@ -109,6 +147,23 @@ def processes(store: Store) -> list[Process]:
                 running.setdefault(row["pid"], {})[row["task_id"]] = row["name"]
     rows = sorted(listing.workers(store), key=lambda row: row["pid"])
     return [Process(row["pid"], row["kind"], running.get(row["pid"], {})) for row in rows if row["kind"] in KINDS]
+
+
+def process(store: Store, pid: int) -> Process:
+    """The process of a session on this node with that number.
+
+    Args:
+        store: any process's attachment.
+        pid: its number.
+    Raises:
+        StackError: it is no worker, actor or driver of the session.
+    """
+    found = processes(store)
+    for one in found:
+        if one.pid == pid:
+            return one
+    there = ", ".join(str(one.pid) for one in found)
+    raise StackError(f"process {pid} is no worker, actor or driver of this session; there are: {there}")
 
 
 def read(process: Process, *, native: bool = False) -> list[Stack]:

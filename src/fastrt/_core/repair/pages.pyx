@@ -27,12 +27,10 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     GROUPS = 4096  # slots of the table of functions in one pass, a power of two; half of them are used
     STATES = 16
-    UNFINISHED = 0xfffc  # a bit for each state of a task or an object that exists: those beyond RESERVED
     KIND_CODES = 1 << 16
     TYPES = 32
     WHATS = 4
-    PIECE = 32768  # records whose state words are given back together
-    COPIED_MOST = 512  # records of the smaller kind that are copied at once
+    PIECE = 32768  # objects whose state words are given back together
 
 VALUE, RESULT, ACTOR, FUNCTION = 0, 1, 2, 3
 ROWS_MAX = 10000  # of a page
@@ -79,11 +77,6 @@ cdef void _give_back(const char *first, const char *end) noexcept nogil:
         madvise(<void *>at, to - at, MADV_DONTNEED)
 
 
-cdef struct copies:
-    uint64_t words[COPIED_MOST]  # the state words, from before the copy
-    char records[PAGES_COPIED]
-
-
 cdef void pages_copy(frt_ctx *x, const void *first, size_t nbytes, char *to) noexcept nogil:
     """Copy a part of the segment that has memory, given by its address in the process's mapping."""
     cdef size_t at = <char *>first - x.base
@@ -96,73 +89,97 @@ cdef void pages_copy(frt_ctx *x, const void *first, size_t nbytes, char *to) noe
         memcpy(to + done, x.view + at + done, nbytes - done)
 
 
-cdef frt_ctx _reading(frt_ctx *x) noexcept nogil:
-    """The process's view of the segment, with the state words' addresses in the read-only mapping."""
-    cdef frt_ctx r = x[0]
-    r.ctl = <uint64_t *>(x.view + (<char *>x.ctl - x.base))
-    r.task_words = <uint64_t *>(x.view + (<char *>x.task_words - x.base))
-    return r
+cdef pages_pass *pages_begin(frt_ctx *x, uint32_t records, uint32_t states) except NULL:
+    """Begin a pass over the first records of a table that are in one of the states. The caller frees it."""
+    cdef pages_pass *p = <pages_pass *>malloc(sizeof(pages_pass))
+    if p == NULL:
+        raise MemoryError()
+    p.r = x[0]  # the process's view of the segment, with the words' addresses in the read-only mapping
+    p.r.ctl = <uint64_t *>(x.view + (<char *>x.ctl - x.base))
+    p.r.task_words = <uint64_t *>(x.view + (<char *>x.task_words - x.base))
+    p.n, p.next, p.states = records, 0, states & PAGES_EXISTING
+    return p
 
 
-cdef frt_task *_copied_tasks(frt_ctx *r, copies *some, uint32_t first, uint32_t n, uint32_t states) noexcept nogil:
-    """Copy the records of n tasks, and their words before; NULL if none is in one of the states."""
+cdef inline uint32_t _read_words(pages_pass *p, const uint64_t *words, size_t stride, uint32_t n) noexcept nogil:
+    """Read n state words; whether one is in a state of the pass."""
     cdef uint32_t k
     cdef uint32_t there = 0
     for k in range(n):
-        some.words[k] = a64_load_acq(r.task_words + first + k)
-        there |= <uint32_t>1 << (frt_word_state(some.words[k]) & 31)
-    if not there & states:
-        return NULL
-    pages_copy(r, r.tasks + first, n * sizeof(frt_task), some.records)
-    return <frt_task *>some.records
+        p.words[k] = a64_load_acq(words + k * stride)
+        there |= <uint32_t>1 << (frt_word_state(p.words[k]) & 31)
+    return there & p.states
 
 
-cdef frt_entry *_copied_objects(frt_ctx *r, copies *some, uint32_t first, uint32_t n, uint32_t states) noexcept nogil:
-    """Copy the entries of n objects, and their words before; NULL if none is in one of the states."""
-    cdef uint32_t k
-    cdef uint32_t there = 0
+cdef inline uint32_t _keep(pages_pass *p, const uint64_t *words, size_t stride, uint32_t n) noexcept nogil:
+    """Keep the records that are in a state of the pass, and were not reused while they were copied; how many."""
+    cdef uint32_t k, same
+    cdef uint32_t found = 0
     for k in range(n):
-        some.words[k] = a64_load_acq(frt_state(r, first + k))
-        there |= <uint32_t>1 << (frt_word_state(some.words[k]) & 31)
-    if not there & states:
-        return NULL
-    pages_copy(r, r.entries + first, n * sizeof(frt_entry), some.records)
-    return <frt_entry *>some.records
+        p.at[found] = <uint16_t>k
+        same = frt_word_gen(a64_load_acq(words + k * stride)) == frt_word_gen(p.words[k])
+        found += p.states >> (frt_word_state(p.words[k]) & 31) & same
+    return found
 
 
-cdef void _give_back_states(frt_ctx *r, uint32_t first, uint32_t end) noexcept nogil:
-    """Drop the state words of objects [first, end) from this process's mapping."""
-    _give_back(<char *>frt_state(r, first), <char *>frt_state(r, end))
+cdef uint32_t pages_next_tasks(pages_pass *p) noexcept nogil:
+    """Copy the next tasks of a pass; how many are in `at`, 0 at the end.
 
-
-cdef void _count_tasks(frt_ctx *x, grouping *g, uint64_t *calls, copies *some) noexcept nogil:
-    cdef frt_ctx r = _reading(x)
-    cdef uint32_t n = frt_tasks(x)
+    Of a record that is reused meanwhile, the first use is left out: its task has just ended.
+    """
     cdef uint32_t step = PAGES_COPIED // sizeof(frt_task)
-    cdef uint32_t piece, first, k, state, actor
-    cdef uint64_t word
-    cdef frt_task *records
+    cdef uint32_t n
+    cdef uint32_t found = 0
+    cdef uint64_t *words
+    while found == 0 and p.next < p.n:
+        p.first, n = p.next, min(step, p.n - p.next)
+        p.next += n
+        words = p.r.task_words + p.first
+        if _read_words(p, words, 1, n):
+            pages_copy(&p.r, p.r.tasks + p.first, n * sizeof(frt_task), p.records)
+            found = _keep(p, words, 1, n)
+    if found == 0 and p.n:
+        _give_back(<char *>p.r.task_words, <char *>(p.r.task_words + p.n))
+    return found
+
+
+cdef uint32_t pages_next_objects(pages_pass *p) noexcept nogil:
+    """Copy the next objects of a pass; how many are in `at`, 0 at the end."""
+    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
+    cdef uint32_t n
+    cdef uint32_t found = 0
+    cdef uint64_t *words
+    while found == 0:
+        if p.next and (p.next % PIECE == 0 or p.next == p.n):  # the words of what the caller has seen
+            _give_back(<char *>frt_state(&p.r, p.next - 1 - (p.next - 1) % PIECE), <char *>frt_state(&p.r, p.next))
+        if p.next == p.n:
+            break
+        p.first, n = p.next, min(step, p.n - p.next)
+        p.next += n
+        words = frt_state(&p.r, p.first)
+        if _read_words(p, words, p.r.stride, n):
+            pages_copy(&p.r, p.r.entries + p.first, n * sizeof(frt_entry), p.records)
+            found = _keep(p, words, p.r.stride, n)
+    return found
+
+
+cdef void _count_tasks(pages_pass *p, grouping *g, uint64_t *calls) noexcept nogil:
+    cdef uint32_t j, actor
     cdef frt_task *task
     cdef group *last = &g.other
-    for piece in range((n + step - 1) // step):
-        first = piece * step
-        records = _copied_tasks(&r, some, first, min(step, n - first), UNFINISHED)
-        for k in range(min(step, n - first) if records != NULL else 0):
-            word, task = some.words[k], records + k
-            state, actor = frt_word_state(word), task.actor
-            # Of a record that is reused meanwhile, the first use is not counted: its task has just ended.
-            if not UNFINISHED >> state & 1 or \
-                    frt_word_gen(a64_load_acq(r.task_words + first + k)) != frt_word_gen(word):
-                continue
+    cdef uint32_t live = pages_next_tasks(p)
+    while live:
+        for j in range(live):
+            task = <frt_task *>p.records + p.at[j]
+            actor = task.actor
             if last == &g.other or last.function != task.function or last.number != task.function_index or \
                     (last.actor != 0) != (actor != 0):
                 last = _group(g, task.function, task.function_index, actor, True)
-            last.states[state] += 1
+            last.states[frt_word_state(p.words[p.at[j]])] += 1
             last.total += 1
-            if calls != NULL and 0 < actor <= <uint32_t>FRT_ACTORS:
+            if 0 < actor <= <uint32_t>FRT_ACTORS:
                 calls[actor - 1] += 1
-    if n:
-        _give_back(<char *>r.task_words, <char *>(r.task_words + n))
+        live = pages_next_tasks(p)
 
 
 def count_tasks(Client client):
@@ -176,23 +193,20 @@ def count_tasks(Client client):
     cdef frt_ctx *x = &client.x
     cdef grouping g
     cdef uint64_t *calls
-    cdef copies *some
+    cdef pages_pass *some = NULL
     cdef uint32_t k
     cdef group *slot
     client.ensure()
     g.slots = <group *>calloc(GROUPS + 1, sizeof(group))
     calls = <uint64_t *>calloc(FRT_ACTORS, sizeof(uint64_t))
-    some = <copies *>malloc(sizeof(copies))
-    if g.slots == NULL or calls == NULL or some == NULL:
-        free(g.slots)
-        free(calls)
-        free(some)
-        raise MemoryError()
     try:
+        if g.slots == NULL or calls == NULL:
+            raise MemoryError()
         g.used = 0
         g.other = g.slots[GROUPS]
+        some = pages_begin(x, frt_tasks(x), PAGES_EXISTING)
         with nogil:
-            _count_tasks(x, &g, calls, some)
+            _count_tasks(some, &g, calls)
         rows = []
         for k in range(GROUPS):
             slot = g.slots + k
@@ -217,7 +231,8 @@ cdef uint8_t _bit(const uint8_t *bits, uint32_t i) noexcept nogil:
     return bits[i >> 3] >> (i & 7) & 1
 
 
-cdef uint32_t _what(const frt_entry *entry, uint32_t i, const uint8_t *functions) noexcept nogil:
+cdef uint32_t pages_what(const frt_entry *entry, uint32_t i, const uint8_t *functions) noexcept nogil:
+    """VALUE, RESULT, ACTOR or FUNCTION."""
     if _bit(functions, i):
         return 3
     if entry.flags & FRT_ENTRY_ACTOR:
@@ -225,35 +240,26 @@ cdef uint32_t _what(const frt_entry *entry, uint32_t i, const uint8_t *functions
     return 1 if entry.task else 0
 
 
-cdef void _count_objects(frt_ctx *x, uint32_t n, const uint8_t *functions, const uint8_t *types,
-                         object_sums *sums, copies *some) noexcept nogil:
-    cdef frt_ctx r = _reading(x)
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
-    cdef uint32_t piece, first, k, state, what, kind
-    cdef uint64_t word, nbytes
-    cdef frt_entry *entries
+cdef void _count_objects(pages_pass *p, const uint8_t *functions, const uint8_t *types,
+                         object_sums *sums) noexcept nogil:
+    cdef uint32_t j, state, what, kind
+    cdef uint64_t nbytes
     cdef frt_entry *entry
-    for piece in range((n + step - 1) // step):
-        first = piece * step
-        entries = _copied_objects(&r, some, first, min(step, n - first), UNFINISHED)
-        for k in range(min(step, n - first) if entries != NULL else 0):
-            word, entry = some.words[k], entries + k
-            state = frt_word_state(word)
-            if not UNFINISHED >> state & 1 or \
-                    frt_word_gen(a64_load_acq(frt_state(&r, first + k))) != frt_word_gen(word):
-                continue
-            what, kind, nbytes = _what(entry, first + k, functions), types[entry.kind], entry.bytes
+    cdef uint32_t live = pages_next_objects(p)
+    while live:
+        for j in range(live):
+            entry, state = <frt_entry *>p.records + p.at[j], frt_word_state(p.words[p.at[j]])
+            what, kind, nbytes = pages_what(entry, p.first + p.at[j], functions), types[entry.kind], entry.bytes
             if state == <uint32_t>FRT_OBJ_PENDING:
                 kind, nbytes = 0, 0
             elif state == <uint32_t>FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE:
                 state = STATES - 1  # another node keeps it
             sums.count[state][what][kind] += 1
             sums.nbytes[state][what][kind] += nbytes
-        if (first + step) % PIECE == 0 or first + step >= n:
-            _give_back_states(&r, first - first % PIECE, min(first + step, n))
+        live = pages_next_objects(p)
 
 
-cdef uint8_t *_functions(frt_ctx *x, uint32_t n) except NULL:
+cdef uint8_t *pages_functions(frt_ctx *x, uint32_t n) except NULL:
     """A bit for each of the first n objects: whether the function table holds it. The caller frees it."""
     cdef uint8_t *bits = <uint8_t *>calloc(n // 8 + 1, 1)
     cdef uint32_t k, i
@@ -277,7 +283,7 @@ def count_objects(Client client, bytes types):
     """
     cdef frt_ctx *x = &client.x
     cdef object_sums *sums
-    cdef copies *some
+    cdef pages_pass *some = NULL
     cdef uint8_t *functions
     cdef const uint8_t *classes = types
     cdef uint32_t n
@@ -285,14 +291,14 @@ def count_objects(Client client, bytes types):
     if len(types) != KIND_CODES or max(types) >= TYPES:
         raise ValueError("types must be 65,536 bytes below 32")
     n = frt_objects(x)
-    functions = _functions(x, n)
+    functions = pages_functions(x, n)
     sums = <object_sums *>calloc(1, sizeof(object_sums))
-    some = <copies *>malloc(sizeof(copies))
     try:
-        if sums == NULL or some == NULL:
+        if sums == NULL:
             raise MemoryError()
+        some = pages_begin(x, n, PAGES_EXISTING)
         with nogil:
-            _count_objects(x, n, functions, classes, sums, some)
+            _count_objects(some, functions, classes, sums)
         return [(s, w, k, sums.count[s][w][k], sums.nbytes[s][w][k])
                 for s in range(STATES) for w in range(WHATS) for k in range(TYPES) if sums.count[s][w][k]]
     finally:
@@ -355,40 +361,31 @@ cdef list _taken(heap *h):
 
 cdef struct task_filter:
     uint64_t after, id
-    uint32_t states  # a bit for each
     uint32_t client, actor
     int cancelled  # 0 or 1; -1: any
     int attempts   # -1: any
     bint only      # only functions in the grouping
 
 
-cdef void _page_tasks(frt_ctx *x, task_filter *f, grouping *g, heap *h, copies *some) noexcept nogil:
-    cdef frt_ctx r = _reading(x)
-    cdef uint32_t n = frt_tasks(x)
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_task)
-    cdef uint32_t states = f.states & UNFINISHED
-    cdef uint32_t piece, first, k, state
+cdef void _page_tasks(pages_pass *p, task_filter *f, grouping *g, heap *h) noexcept nogil:
+    cdef uint32_t j, state
     cdef uint64_t word
-    cdef frt_task *records
     cdef frt_task *task
-    for piece in range((n + step - 1) // step):
-        first = piece * step
-        records = _copied_tasks(&r, some, first, min(step, n - first), states)
-        for k in range(min(step, n - first) if records != NULL else 0):
-            word, task = some.words[k], records + k
+    cdef uint32_t live = pages_next_tasks(p)
+    while live:
+        for j in range(live):
+            word, task = p.words[p.at[j]], <frt_task *>p.records + p.at[j]
             state = frt_word_state(word)
-            if states >> state & 1 and (
+            if (
                     f.client == FRT_NONE or state >= <uint32_t>FRT_TASK_CLAIMED and frt_word_client(word) == f.client
             ) and (f.id == 0 or task.id == f.id) and (f.actor == FRT_NONE or task.actor == f.actor + 1) and \
                     (f.attempts < 0 or task.attempts == f.attempts) and \
                     (f.cancelled < 0 or frt_cancels(task.cancelled, task.id) == (f.cancelled == 1)) and \
-                    (not f.only or _group(g, task.function, task.function_index, task.actor, False) != NULL) and \
-                    frt_word_gen(a64_load_acq(r.task_words + first + k)) == frt_word_gen(word):
+                    (not f.only or _group(g, task.function, task.function_index, task.actor, False) != NULL):
                 h.total += 1
                 if task.id > f.after:
-                    _offer(h, task.id, first + k)
-    if n:
-        _give_back(<char *>r.task_words, <char *>(r.task_words + n))
+                    _offer(h, task.id, p.first + p.at[j])
+        live = pages_next_tasks(p)
 
 
 cdef tuple _page(heap *h, list taken, list rows, str number):
@@ -419,9 +416,9 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
     cdef heap h
     cdef task_filter f
     cdef group *slot
-    cdef copies *some
+    cdef pages_pass *some = NULL
     client.ensure()
-    f.after, f.id, f.states = after, id, states
+    f.after, f.id = after, id
     f.client = FRT_NONE if client_index is None else client_index
     f.actor = FRT_NONE if actor is None else actor
     f.cancelled = -1 if cancelled is None else bool(cancelled)
@@ -430,15 +427,15 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
     h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
     g.slots, g.used = <group *>calloc(GROUPS + 1, sizeof(group)), 0
     h.rows = <found *>calloc(h.limit + 1, sizeof(found))
-    some = <copies *>malloc(sizeof(copies))
     try:
-        if g.slots == NULL or h.rows == NULL or some == NULL:
+        if g.slots == NULL or h.rows == NULL:
             raise MemoryError()
         for function, number, call in functions or ():
             slot = _group(&g, function, number, 1 if call else 0, True)
             slot.total = 1
+        some = pages_begin(x, frt_tasks(x), states)
         with nogil:
-            _page_tasks(x, &f, &g, &h, some)
+            _page_tasks(some, &f, &g, &h)
         taken = _taken(&h)
     finally:
         free(g.slots)
@@ -477,32 +474,24 @@ cdef bint _matches(frt_ctx *x, const frt_entry *entry, uint32_t i, uint32_t stat
     if f.kinds != NULL and not f.kinds[0 if state == <uint32_t>FRT_OBJ_PENDING else 1 + entry.kind]:
         return False
     if f.whats != FRT_NONE:
-        what = _what(entry, i, f.functions)
+        what = pages_what(entry, i, f.functions)
         if what == 3 and not _bit(f.named, i) or what != 3 and not f.whats >> what & 1:
             return False
     return _has_bit(x, i, FRT_REFS, f.holder) and _has_bit(x, i, FRT_PINS, f.pinner)
 
 
-cdef void _page_objects(frt_ctx *x, uint32_t n, object_filter *f, heap *h, copies *some) noexcept nogil:
-    cdef frt_ctx r = _reading(x)
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
-    cdef uint32_t piece, first, k, state
-    cdef uint64_t word
-    cdef frt_entry *entries
-    cdef uint32_t states = (f.states | (<uint32_t>1 << FRT_OBJ_SPILLED if f.remote else 0)) & UNFINISHED
-    for piece in range((n + step - 1) // step):
-        first = piece * step
-        entries = _copied_objects(&r, some, first, min(step, n - first), states)
-        for k in range(min(step, n - first) if entries != NULL else 0):
-            word = some.words[k]
-            state = frt_word_state(word)
-            if states >> state & 1 and _matches(x, entries + k, first + k, state, f) and \
-                    frt_word_gen(a64_load_acq(frt_state(&r, first + k))) == frt_word_gen(word):
+cdef void _page_objects(frt_ctx *x, pages_pass *p, object_filter *f, heap *h) noexcept nogil:
+    cdef uint32_t j, i
+    cdef frt_entry *entry
+    cdef uint32_t live = pages_next_objects(p)
+    while live:
+        for j in range(live):
+            entry, i = <frt_entry *>p.records + p.at[j], p.first + p.at[j]
+            if _matches(x, entry, i, frt_word_state(p.words[p.at[j]]), f):
                 h.total += 1
-                if entries[k].objref > f.after:
-                    _offer(h, entries[k].objref, first + k)
-        if (first + step) % PIECE == 0 or first + step >= n:
-            _give_back_states(&r, first - first % PIECE, min(first + step, n))
+                if entry.objref > f.after:
+                    _offer(h, entry.objref, i)
+        live = pages_next_objects(p)
 
 
 def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t states=0xffffffff, bint remote=True,
@@ -528,7 +517,7 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
     cdef frt_ctx *x = &client.x
     cdef heap h
     cdef object_filter f
-    cdef copies *some
+    cdef pages_pass *some = NULL
     cdef uint8_t *all_functions = NULL
     cdef uint8_t *named = NULL
     cdef uint32_t n, i
@@ -544,18 +533,18 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
     f.kinds = NULL if kinds is None else <const uint8_t *><const char *>kinds
     h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
     h.rows = <found *>calloc(h.limit + 1, sizeof(found))
-    some = <copies *>malloc(sizeof(copies))
     try:
-        all_functions = _functions(x, n)
+        all_functions = pages_functions(x, n)
         named = <uint8_t *>calloc(n // 8 + 1, 1)
-        if h.rows == NULL or named == NULL or some == NULL:
+        if h.rows == NULL or named == NULL:
             raise MemoryError()
         for i in functions:
             if i < n:
                 named[i >> 3] |= <uint8_t>(1 << (i & 7))
         f.functions, f.named = all_functions, named
+        some = pages_begin(x, n, states | (<uint32_t>1 << FRT_OBJ_SPILLED if remote else 0))
         with nogil:
-            _page_objects(x, n, &f, &h, some)
+            _page_objects(x, some, &f, &h)
         taken = _taken(&h)
     finally:
         free(h.rows)
