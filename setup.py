@@ -29,7 +29,7 @@ CORE = Path("src/fastrt/_core")
 # docs/adr/0005-compiled-python.md
 PLAIN = [
     *[Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")],
-    Path("src/fastrt/node/other_nodes.py"),
+    *[Path("src/fastrt/node", f"{name}.py") for name in ("other_nodes", "placing")],
 ]
 BUILD_FILE = "fastrt/build.json"  # read by fastrt.observe.build
 COMMIT_FILE = "COMMIT"  # in an sdist only

@@ -10,14 +10,13 @@ where the scheduling policy says: on the node that has most bytes of its argumen
 that finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order.
 
 A decision does not look at every node: the policy keeps the other nodes in order of load. Only nodes that have changed
-are looked at again for a task that found no room.
+are looked at again for a task that found no room. Compiled with the types in placing.pxd, as `other_nodes` is.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
@@ -66,30 +65,22 @@ class Order(NamedTuple):
     devices: int = 0
 
 
-@dataclass
 class _Entry:
-    key: Key
-    demand: Demand
-    place: int = WAITING
-    node: str = ""
-    since: float = 0.0
-    listed: bool = False
-    named: Sequence[int] = ()  # the objects that its arguments name
-    priority: int = 0
-
-    @property
-    def workers(self) -> int:
-        """How many workers of the pool it occupies: none if it is an actor, which has its own process."""
-        return int(isinstance(self.key, TaskKey))
+    def __init__(self, key: Key, demand: Demand, since: float = 0.0, priority: int = 0) -> None:
+        self.key, self.demand, self.since, self.priority = key, demand, since, priority
+        self.place, self.node, self.listed = WAITING, "", False
+        self.named: Sequence[int] = ()  # the objects that its arguments name
+        # How many workers of the pool it occupies: none if it is an actor, which has its own process.
+        self.workers = int(isinstance(key, TaskKey))
 
 
-@dataclass
 class _Line:
-    """Waiting tasks of one demand and priority."""
+    """Waiting tasks of one demand and priority; `choices` are the demands that are tried for each, in order."""
 
-    tasks: deque[_Entry] = field(default_factory=deque)
-    passed: int = 0
-    warned: bool = False
+    def __init__(self, choices: tuple[Demand, ...]) -> None:
+        self.choices = choices
+        self.tasks: deque[_Entry] = deque()
+        self.passed, self.warned = 0, False
 
 
 class Placing:
@@ -118,15 +109,12 @@ class Placing:
     def __init__(
         self, node: str, total: Mapping[str, int], can_grow: bool, labels: Mapping[str, str] | None = None
     ) -> None:
-        self.node = node
-        self.name = ""
+        self.node, self.name = node, ""
         self.total = dict(total)
         self.labels = dict(labels or {})
-        self.used = dict.fromkeys(total, 0)
-        self.relief = 0
+        self.used, self.relief = dict.fromkeys(total, 0), 0
         self.devices = Devices(total)
-        self.can_grow = can_grow
-        self.has_uplink = False
+        self.can_grow, self.has_uplink = can_grow, False
         self._others = OtherNodes(node)
         self._bundles: dict[Key, _Entry] = {}  # the bundles among `_placed`
         self._entries: dict[Key, _Entry] = {}
@@ -153,19 +141,23 @@ class Placing:
 
     def wait(self, key: Key, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
         """Take a task that waits to be admitted, new or returned; `named` are the objects that its arguments name."""
-        self._learn(demand)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(key, demand, since=now, priority=priority)
+            entry = self._entries[key] = _Entry(key, demand, now, priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
         if not isinstance(key, TaskKey):
             self.waiting_actors[key.record] = key.gen
-        entry.since = now
-        entry.named = named or entry.named
-        if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
+        entry.since, entry.named = now, named or entry.named
+        if demand.bundle:  # bundles are placed together, by `groups`
+            self._learn(demand)
+        elif not entry.listed:
             entry.listed = True
-            self._lines.setdefault((demand, entry.priority), _Line()).tasks.append(entry)
+            line = self._lines.get((demand, entry.priority))
+            if line is None:
+                self._learn(demand)
+                line = self._lines[demand, entry.priority] = _Line(choices_of(demand))
+            line.tasks.append(entry)
 
     def put(self, key: Key, node: str, now: float) -> Order:
         """Place a waiting task on a node without a check of its resources: the caller has checked them."""
@@ -360,7 +352,7 @@ class Placing:
                 if entry.place != WAITING or entry.key not in self._entries:
                     line.tasks.popleft().listed = False
                     continue
-                node = self._place(demand, priority, short, now, self._near(entry))
+                node = self._place(line, priority, short, now, self._near(entry))
                 if node is None:
                     break
                 line.tasks.popleft().listed = False
@@ -396,27 +388,33 @@ class Placing:
 
     def _near(self, entry: _Entry) -> dict[str, int]:
         """Bytes of a task's arguments by the node that has them."""
+        if not self.held:
+            return {}
         found: Counter[str] = Counter()
-        for objref in entry.named if self.held else ():
+        for objref in entry.named:
             found.update(self.held.get(objref, {}))
         if found:
             found[self.node] = max(found.values())  # this node has all of them
-        return found
+        return dict(found)
 
     def _drop_line(self, demand: Demand, priority: int) -> None:
         del self._lines[demand, priority]
         for choice in choices_of(demand):
             self._others.stop_search((choice, priority))
 
-    def _place(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
+    def _place(self, line: _Line, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
         """The node for a task now, by its first selector that finds one; `near` are the arguments' bytes by node."""
-        found = (self._place_by(choice, priority, short, now, near) for choice in choices_of(demand))
-        return next(filter(None, found), None)
+        for choice in line.choices:
+            node = self._place_by(choice, priority, short, now, near)
+            if node is not None:
+                return node
+        return None
 
     def _place_by(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
-        fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
-        if not self.total.get(CPU) or (fits and self.devices.choose(demand) is None):
-            fits = False  # this node has no workers, or not enough of its devices is free
+        fits = bool(self.total.get(CPU))  # else this node has no workers
+        for name, parts in demand.amounts if fits else ():
+            fits = fits and self._free(name) >= parts and name not in short
+        fits = fits and self.devices.choose(demand) is not None
         if demand.node:
             node = self._named(demand.node)
             if node == self.node and self._could(self.total, demand):
@@ -494,7 +492,8 @@ class Placing:
 
     def _forget_selectors(self) -> None:
         """Forget the selectors that no known task, actor or bundle has."""
-        used = {name for entry in self._entries.values() for name in selectors_of(entry.demand)}
+        demands = {entry.demand for entry in self._entries.values()} | {demand for demand, _ in self._lines}
+        used = {name for demand in demands for name in selectors_of(demand)}
         for name in [name for name in self._selectors if name not in used]:
             del self._selectors[name]
             self.total.pop(name, None)
@@ -548,7 +547,8 @@ class Placing:
         self.devices.give(entry.key)
         entry.place = place
         self._placed.pop(entry.key, None)
-        self._bundles.pop(entry.key, None)
+        if entry.demand.bundle:
+            self._bundles.pop(entry.key, None)
         self._stir(entry.demand)
 
     def _keep(self, entry: _Entry) -> None:

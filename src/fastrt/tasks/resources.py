@@ -189,10 +189,11 @@ def choices_of(demand: Demand) -> tuple[Demand, ...]:
     return (demand,)
 
 
-def selectors_of(demand: Demand) -> list[str]:
+@lru_cache(_CHOICES_KEPT)
+def selectors_of(demand: Demand) -> tuple[str, ...]:
     """Return the resources that stand for selectors of a demand, and for each of their fallbacks."""
     several = {demand, *choices_of(demand)}
-    return list(dict.fromkeys(name for one in several for name, _ in one.amounts if labels.is_selector(name)))
+    return tuple(dict.fromkeys(name for one in several for name, _ in one.amounts if labels.is_selector(name)))
 
 
 def group_strategy(options: Mapping[str, Any]) -> Any:
@@ -289,6 +290,7 @@ def kind_of(name: str) -> str:
     return name.partition(INSIDE)[0]
 
 
+@lru_cache(_CHOICES_KEPT)
 def device_amounts(amounts: Amounts) -> Amounts:
     """Return those of some amounts that are of devices such as GPUs."""
     return tuple((name, parts) for name, parts in amounts if kind_of(name) in DEVICES)
