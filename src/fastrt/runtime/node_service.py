@@ -171,6 +171,7 @@ class Node:
         self._stopping = self._is_leaving = False
         self._stop = os.pipe2(os.O_CLOEXEC)
         if runtime is None or ahead is None:
+            known_token(options)  # a mistake is reported before any process is started
             runtime, ahead = start_session(options.config, options.head is None)
         self._runtime, self._ahead = runtime, ahead
         self.session = self._runtime.session
@@ -316,25 +317,11 @@ class Node:
 
     def _token(self) -> Path:
         """The file with the cluster's token; created if this is the head and no token was given."""
-        options = self._options
+        known = known_token(self._options)
+        if isinstance(known, Path):
+            return known
         folder = Path(self._runtime.socket_path).parent  # removed with the session, or swept by the next one
-        if options.token:
-            Identity.from_token(options.token)
-            return _keep_token(folder, options.token.strip())
-        if options.token_file is not None:
-            Identity.from_token(read_token(options.token_file))
-            return options.token_file
-        if options.head is not None:
-            heads = [node for node in nodes_here(options.config.runtime_dir) if node.is_head]
-            found = [Path(node.token_file) for node in heads if node.head == options.head]
-            if not found:
-                raise FastrtError(
-                    f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
-                    "machine (`fastrt token` there shows it), and give it by --token-file, FASTRT_TOKEN_FILE or "
-                    "FASTRT_TOKEN"
-                )
-            return found[0]
-        return _keep_token(folder, new_token())
+        return _keep_token(folder, known or new_token())
 
     def _note(self) -> NodeFile:
         return NodeFile(
@@ -349,6 +336,30 @@ class Node:
             start_time=start_time(os.getpid()),
             grace_s=0.0 if self._options.head is None else self._options.grace_s,
         )
+
+
+def known_token(options: NodeOptions) -> Path | str:
+    """Return the cluster's token or the file that has it, checked; "": this node is the head and is to create one.
+
+    Raises:
+        FastrtError: the token is damaged, its file is not private, or no head of this machine has one.
+    """
+    if options.token:
+        Identity.from_token(options.token)
+        return options.token.strip()
+    if options.token_file is not None:
+        Identity.from_token(read_token(options.token_file))
+        return options.token_file
+    if options.head is None:
+        return ""
+    heads = [node for node in nodes_here(options.config.runtime_dir) if node.is_head]
+    found = [Path(node.token_file) for node in heads if node.head == options.head]
+    if not found:
+        raise FastrtError(
+            f"the token of the cluster at {options.head} is not known here. Copy its file from the head's machine "
+            "(`fastrt token` there shows it), and give it by --token-file, FASTRT_TOKEN_FILE or FASTRT_TOKEN"
+        )
+    return found[0]
 
 
 def _keep_token(folder: Path, token: str) -> Path:
