@@ -262,17 +262,21 @@ def lone_peers() -> Iterator[Callable[[], Peer]]:
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[float, Callable[[], object]], None]]:
-    """Call something in this process's signal handler after some seconds."""
+def alarm() -> Iterator[Callable[..., None]]:
+    """Call something in this process's signal handler after some seconds, in which `during` is called if there is one.
+
+    A handler that raises may do so before `during` is reached, on a busy machine.
+    """
     old = signal.getsignal(signal.SIGALRM)
     calls: list[Callable[[], object]] = []
 
     def ring(signum: int, frame: object) -> None:
         calls.pop()()
 
-    def arm(seconds: float, call: Callable[[], object]) -> None:
+    def arm(seconds: float, call: Callable[[], object], during: Callable[[], object] = lambda: None) -> None:
         calls.append(call)
         signal.setitimer(signal.ITIMER_REAL, seconds)
+        during()
 
     signal.signal(signal.SIGALRM, ring)
     yield arm

@@ -47,7 +47,7 @@ def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_nod
         result = submission.submit(other, submission.TaskOptions(function), ())
         thread = in_thread(lambda other=other, result=result: handles.wait_all(other, [result], 10.0, 0.0))
         tasks.finish_scalar(node.client, tasks.next_task(node.client, 10.0, 0.0), at)
-        thread.join(10)
+        thread.join(60)
         assert handles.read_scalar(other, result, None) == at
         other.abandon()  # and what it holds is for the recovery
     del many, ref
@@ -79,7 +79,7 @@ def test_admit_of_256_clients_holds_and_waits_in_every_word(make_node, in_thread
         thread = in_thread(lambda other=other, result=result: handles.wait_all(other, [result], 10.0, 0.0))
         task = tasks.next_task(node.client, 10.0, 0.0)
         tasks.finish_scalar(node.client, task, at)
-        thread.join(10)
+        thread.join(60)
         assert handles.read_scalar(other, result, None) == at
         other.close()
 

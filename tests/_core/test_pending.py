@@ -56,7 +56,7 @@ def test_watch_sleeps_until_news_and_returns_when_poked(client, function, wait_u
     watch.add(handles.put_scalar(client, 0), "ready")
     wait_until(lambda: came == ["first", "second", "ready"], "what was ready before")
     watch.poke()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

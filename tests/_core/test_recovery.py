@@ -446,9 +446,9 @@ def test_janitor_takes_milliseconds_for_a_hundred_thousand_objects(make_node, re
     peer.run("held = [handles.put_scalar(client, k) for k in range(100_000)]")
     peer.kill()
     node.peers.remove(peer)
-    start = time.perf_counter()
+    start = time.thread_time()  # of CPU: other processes may have the machine meanwhile
     recovery.recover(node.client, peer.index)
-    took_ms = (time.perf_counter() - start) * 1e3
+    took_ms = (time.thread_time() - start) * 1e3
     record_property("janitor_ms", took_ms)
     with capsys.disabled():
         sys.stdout.write(f"\njanitor: {took_ms:.1f} ms for 100,000 objects of the dead beside 100,000 of others\n")

@@ -371,6 +371,5 @@ def test_signal_ends_a_wait_for_what_is_spilled(node, client, alarm):
         lambda: spill.wait_restored(client, ref, float("inf")),
         lambda: spill.wait_round(client, spill.rounds(client), float("inf")),
     ):
-        alarm(0.02, lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            call()
+            alarm(0.02, lambda: 1 / 0, call)

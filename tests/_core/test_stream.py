@@ -143,21 +143,17 @@ def test_shutdown_by_another_thread_ends_a_wait(pair: Pair, wait_until: Callable
     assert len(ended) == 1
 
 
-def test_interrupt_ends_a_wait(pair: Pair, alarm: Callable[[float, Callable[[], object]], None]) -> None:
+def test_interrupt_ends_a_wait(pair: Pair, alarm: Callable[..., None]) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    alarm(0.05, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        stream.receive_parts(pair[1].fileno(), [bytearray(4)], 4, PATIENCE_S)
-    alarm(0.05, interrupt)
+        alarm(0.05, interrupt, lambda: stream.receive_parts(pair[1].fileno(), [bytearray(4)], 4, PATIENCE_S))
     with pytest.raises(KeyboardInterrupt):
-        stream.send_parts(pair[1].fileno(), [bytes(1 << 26)], PATIENCE_S)
+        alarm(0.05, interrupt, lambda: stream.send_parts(pair[1].fileno(), [bytes(1 << 26)], PATIENCE_S))
 
 
-def test_signal_that_raises_nothing_does_not_end_a_wait(
-    pair: Pair, alarm: Callable[[float, Callable[[], object]], None]
-) -> None:
+def test_signal_that_raises_nothing_does_not_end_a_wait(pair: Pair, alarm: Callable[..., None]) -> None:
     alarm(0.05, lambda: pair[0].sendall(b"late"))
     room = bytearray(4)
     assert stream.receive_parts(pair[1].fileno(), [room], 4, PATIENCE_S) == 4

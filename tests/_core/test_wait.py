@@ -151,7 +151,7 @@ def test_threads_of_one_process_wait_for_different_objects(client, pending, in_t
     threads = [in_thread(lambda k=k: wait(k)) for k in range(8)]
     for k in (5, 0, 7, 2, 1, 6, 3, 4):
         many.seal(k)
-        threads[k].join(10)
+        threads[k].join(60)
         assert done[-1] == k
     assert len(done) == 8
 
@@ -258,7 +258,7 @@ def test_wait_ends_with_its_timeout(client, pending, timeout_s):
     ):
         start = time.monotonic()
         assert call()
-        assert timeout_s <= time.monotonic() - start < timeout_s + 2.0
+        assert timeout_s <= time.monotonic() - start < timeout_s + 20.0
     one.seal(0)
 
 
@@ -280,9 +280,8 @@ def test_wait_of_absurd_length_waits(client, pending, function, alarm, timeout_s
         lambda: handles.wait_some(client, one.refs, 1, timeout_s, 0.0),
         lambda: tasks.next_task(client, timeout_s, 0.0),
     ):
-        alarm(0.02, interrupt)
         with pytest.raises(Interrupted):
-            call()
+            alarm(0.02, interrupt, call)
     one.seal(0)
 
 
@@ -312,13 +311,13 @@ def test_ctrl_c_ends_a_sleep(node, pending, wait_until, call):
     os.kill(peer.pid, signal.SIGINT)
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
         peer.finish()
-    assert time.monotonic() - start < 8.0
+    assert time.monotonic() - start < 40.0
     one.seal(0)
 
 
 def test_ctrl_c_ends_the_sleep_of_an_idle_worker(node, wait_until):
     peer = node.peer()
-    peer.start("tasks.next_task(client, 30.0, 0.0)")
+    peer.start("tasks.next_task(client, 100.0, 0.0)")
     wait_until(peer.is_asleep, "the worker to sleep")
     os.kill(peer.pid, signal.SIGINT)
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
@@ -330,15 +329,14 @@ def test_signal_before_the_sleep_ends_it_too(client, pending, alarm, spin_s):
     """It comes while the wait spins, so no system call is interrupted by it."""
     one = pending(1)
     for call in (
-        lambda: handles.wait_all(client, one.refs, 10.0, spin_s),
-        lambda: handles.wait_some(client, one.refs, 1, 10.0, spin_s),
-        lambda: tasks.next_task(client, 10.0, spin_s),
+        lambda: handles.wait_all(client, one.refs, 60.0, spin_s),
+        lambda: handles.wait_some(client, one.refs, 1, 60.0, spin_s),
+        lambda: tasks.next_task(client, 60.0, spin_s),
     ):
-        alarm(0.02, interrupt)
         start = time.monotonic()
         with pytest.raises(Interrupted):
-            call()
-        assert time.monotonic() - start < 8.0
+            alarm(0.02, interrupt, call)
+        assert time.monotonic() - start < 40.0
     one.seal(0)
 
 
@@ -352,11 +350,16 @@ def test_signal_whose_handler_returns_does_not_end_a_wait(client, pending, alarm
 
 def test_signal_whose_handler_returns_sends_an_idle_worker_back_to_look(client, alarm):
     rung = []
-    alarm(0.02, lambda: rung.append(1))
+
+    def ring():  # again, if the first signal came before the sleep began
+        rung.append(1)
+        alarm(0.02, ring)
+
+    alarm(0.02, ring)
     start = time.monotonic()
-    assert tasks.next_task(client, 20.0, 0.0) == tasks.NO_TASK
+    assert tasks.next_task(client, 60.0, 0.0) == tasks.NO_TASK
     assert rung
-    assert time.monotonic() - start < 15.0
+    assert time.monotonic() - start < 40.0
 
 
 # ---- the end of things ----
@@ -380,7 +383,7 @@ def test_wait_ends_when_the_client_is_closed_by_another_thread(node, pending, in
     ]
     other.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(ends) == 2
     one.seal(0)
 
@@ -418,7 +421,7 @@ def test_list_changed_by_another_thread_during_a_wait_does_no_harm(client, pendi
             eval(f"refs.{change}")  # noqa: S307
             many.seal(0, 1, 2)
 
-        alarm(0.02, meddle)
+        alarm(0.1, meddle)  # the wait has begun by then
         done = call(refs)
         assert done is True if k == 0 else done == (many.refs, [])
 

@@ -92,7 +92,7 @@ def test_barrier_times_out_in_time_though_the_wall_clock_jumps(tmp_path: Path, j
         with shift.open("r+b") as file:
             file.write(struct.pack("<q", jump_s))
         assert barrier.exception(30).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert 1.4 < time.monotonic() - began < 8
+        assert 1.4 < time.monotonic() - began < 30
         channel.close()
         process.stdin.close()
         assert process.wait(30) == 0

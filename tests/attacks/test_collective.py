@@ -308,7 +308,7 @@ def test_flood_at_the_port_of_a_rank_does_not_keep_messages_away(coordinator, at
         attack(FLOODS, end=[place.host, place.port]).ready()
         sent = pool.submit(groups[1].send, np.arange(5.0), 0)
         assert groups[0].recv(np.empty(5), 1).tolist() == list(range(5))
-        sent.result(10)
+        sent.result(60)
         for one in groups:
             one.destroy()
 

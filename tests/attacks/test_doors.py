@@ -203,13 +203,13 @@ def test_half_done_tls_handshakes_beyond_the_places_are_ended_soon(
     serve: Any, connect: Any, channel: Any, wait_until: Any
 ) -> None:
     identity = Identity.from_token(new_token())
-    service = serve(credentials=identity.server_credentials(), unproven=8)
+    service = serve(credentials=identity.server_credentials(), unproven=8, greeting_s=100.0)
     known = channel(service.address, identity)
     assert echo(known) == b"ok"
     strangers = [connect(service, _client_hello()) for _ in range(40)]
     began = time.monotonic()
     wait_until(lambda: sum(map(is_hung_up, strangers)) >= 32, "those without a place to be ended")
-    assert time.monotonic() - began < 7.0  # without a limit of places, the greeting's 10 s
+    assert time.monotonic() - began < 60.0  # without a limit of places, the greeting's 100 s
     assert sum(map(is_hung_up, strangers)) == 32
     assert echo(known) == b"ok"
     assert echo(channel(service.address, identity)) == b"ok"

@@ -118,7 +118,7 @@ def attack() -> Iterator[Callable[..., Attacker]]:
 
     yield start
     for one in started:
-        one.process.communicate("\n", timeout=20)
+        one.process.communicate("\n", timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ class Live:
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
         return self.process.returncode
 
 

@@ -94,7 +94,7 @@ def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_p
         for one in members:
             one.close()
     first.process.send_signal(signal.SIGTERM)
-    out, _ = first.process.communicate(timeout=20)
+    out, _ = first.process.communicate(timeout=60)
     assert "the cluster has finished" in out
 
 
@@ -114,7 +114,7 @@ def test_http_is_served_with_a_token_that_is_made(serve: Any, tmp_path: Path) ->
     shown = run("status", "--address", frames, "--http-address", http, "--token-file", str(token))
     assert "0 members, ClUSTER_STARTING" in shown.stdout, shown.stderr
     service.process.send_signal(signal.SIGTERM)
-    out, _ = service.process.communicate(timeout=20)
+    out, _ = service.process.communicate(timeout=60)
     assert "stopping" in out
     assert service.process.returncode == 0
 

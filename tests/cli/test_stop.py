@@ -119,7 +119,7 @@ def test_stop_on_a_terminal_asks_where_there_are_several_clusters(three, runtime
             STOP, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
         os.write(ours, f"{answer}\n".encode())
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     finally:
         os.close(ours)
         os.close(theirs)

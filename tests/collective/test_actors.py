@@ -13,7 +13,7 @@ from fastrt.coordination import Coordinator, CoordinatorOptions
 from fastrt.errors import ActorDiedError, FastrtError
 
 SOON_S = 50.0
-NOTICED_S = 10.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
+NOTICED_S = 25.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
 
 
 @fastrt.remote

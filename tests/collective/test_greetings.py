@@ -76,7 +76,7 @@ def admitted(greetings: Greetings, calling: Future[Any]) -> dict[str, Any]:
     until = time.monotonic() + 10
     while time.monotonic() < until:
         for link, greeting in greetings.wait(0.05):
-            with contextlib.closing(link), contextlib.closing(calling.result(10)) as theirs:
+            with contextlib.closing(link), contextlib.closing(calling.result(60)) as theirs:
                 theirs.send([b"and more"], 5.0)
                 came = bytearray(8)
                 assert link.receive([came], 8, 5.0) == 8
@@ -224,7 +224,7 @@ def test_thread_that_waits_for_callers_ends_with_the_listener(greetings, listene
         assert not waiting.done()
         listener.shutdown(socket.SHUT_RDWR)
         with pytest.raises(EOFError):
-            waiting.result(5)
+            waiting.result(60)
 
 
 def test_rank_that_greets_while_the_listener_ends_is_hung_up_on(listener, identity):

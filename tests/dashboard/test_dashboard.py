@@ -296,7 +296,7 @@ def test_recording_ends_with_a_killed_dashboard(rt, runtime_dir, wait_until):
 
 
 def test_stream_sends_changes_only(rt, dash):
-    connection = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=60)
     connection.request("GET", "/stream?view=nodes", headers={"authorization": f"Bearer {dash.token}"})
     answer = connection.getresponse()
     assert answer.getheader("content-type").startswith("text/event-stream")
@@ -357,7 +357,7 @@ def test_dashboard_outlives_programs_and_shows_the_next_one(program, runtime_dir
         assert row[0]["text"].startswith("TypeError: 'int' object is not iterable")
         assert "traceback" in dash.view("failure", session=name, **row[0]["args"])
         wait_until(lambda: "before the end" in str(dash.view("logs", session=name).get("log")), "its log")
-        stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=20)
+        stream = http.client.HTTPConnection("127.0.0.1", dash.port, timeout=60)
         stream.request("GET", "/stream?view=overview", headers={"authorization": f"Bearer {dash.token}"})
         answer = stream.getresponse()
         answer.readline()

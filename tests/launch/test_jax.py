@@ -21,7 +21,7 @@ def test_tasks_of_each_rank_meet_at_the_coordinator(command, program):
     other = command.start("--rank", "1", *words, path)
     out, err = first.communicate(timeout=50)
     assert (first.returncode, out) == (0, "[(0, '2', 2), (1, '2', 2)] 0 127.0.0.1:0\n"), err
-    assert other.communicate(timeout=20) == ("", "")
+    assert other.communicate(timeout=60) == ("", "")
     assert other.returncode == 0
 
 
@@ -50,7 +50,7 @@ def echo():
 
         yield connect
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -105,7 +105,7 @@ with socket.socket() as sock:
 def test_process_of_another_user_is_refused_at_the_door(door):
     for user, answer in ((0, "b'x'\n"), (65534, "b''\n")):
         words = [sys.executable, "-I", "-S", "-c", CONNECT, str(door.port), str(user)]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert ended.stdout == answer, ended.stderr
 
 
@@ -122,7 +122,7 @@ def test_meeting_leads_to_its_doors_only(echo):
         thread = threading.Thread(target=forward, args=[there, tunnel])
         thread.start()
         assert said_back(here, os.urandom(4 << 20))
-        thread.join(10)
+        thread.join(60)
         tunnel.close()
         there.close()
     finally:

@@ -145,7 +145,7 @@ def test_cancelled_slurm_job_leaves_no_process(srun, slurm, program, wait_until,
     process = srun.start("--num-workers", "1", path, options=["--unbuffered"])
     assert process.stdout.readline() == "up 2\n"
     if how == "scancel":
-        subprocess.run([*slurm.machines.within("ctl"), "scancel", "--user=root"], env=slurm.env, check=True, timeout=20)
+        subprocess.run([*slurm.machines.within("ctl"), "scancel", "--user=root"], env=slurm.env, check=True, timeout=60)
     else:
         process.send_signal(signal.SIGINT)  # srun passes the second one within a second on to the job
         for line in process.stderr:
@@ -315,5 +315,5 @@ def test_pods_of_a_manifest_are_one_cluster(command, program, tmp_path):
         out, err = ranks[0].communicate(timeout=60)
         assert ranks[0].returncode == 5, err
         assert json.loads(out)["names"] == pods
-        assert ranks[1].communicate(timeout=20)[0] == ""
+        assert ranks[1].communicate(timeout=60)[0] == ""
         assert ranks[1].returncode == 0

@@ -28,7 +28,7 @@ def open_meeting(identity, size=3, port=0):
         made.close()
 
 
-def come(identity, port, rank=1, name="n1", timeout_s=5.0, said=None, patience_s=60.0, host="127.0.0.1"):
+def come(identity, port, rank=1, name="n1", timeout_s=30.0, said=None, patience_s=60.0, host="127.0.0.1"):
     def addresses():
         return [f"{host}:{port}"]
 
@@ -47,7 +47,7 @@ def test_rank_gets_the_heads_address_by_which_it_came_and_stays_until_the_end(id
         ending.start()
         assert ending.is_alive()
     # `close` has waited for the rank to go
-    ending.join(10)
+    ending.join(60)
     assert not ending.is_alive()
     attendance.close()
 
@@ -111,7 +111,7 @@ def test_late_rank_0_is_found(identity, free_port):
     coming.start()
     with open_meeting(identity, port=free_port) as (meeting, _):
         meeting.open({"port": 1})
-        coming.join(10)
+        coming.join(60)
         assert found
         found[0].close()
 

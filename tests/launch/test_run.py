@@ -91,7 +91,7 @@ def test_two_ranks_are_one_cluster_and_both_end_with_the_program(command, progra
     assert (first.returncode, out) == (7, "2 ['a']\nTrue\n"), err
     assert "fastrt: node 2 of 2: " in err
     assert "Traceback" not in err
-    out, err = other.communicate(timeout=20)
+    out, err = other.communicate(timeout=60)
     assert (other.returncode, out, err) == (0, "", "")
 
 
@@ -154,7 +154,7 @@ def test_rank_that_gets_sigterm_leaves_once_its_task_has_ended_and_its_value_is_
     first, other = two_ranks(command, program, LEAVES, path)
     wait_until(path.exists, "the task to begin", 30)
     other.terminate()
-    _, err = other.communicate(timeout=20)
+    _, err = other.communicate(timeout=60)
     assert other.returncode == 0, err
     assert "got SIGTERM: it leaves in 30 s at most (--grace)" in err
     out, err = first.communicate(timeout=30)
@@ -169,5 +169,5 @@ def test_nodes_of_a_job_that_gets_sigterm_stay_for_its_program(command, program,
     first.terminate()
     out, err = first.communicate(timeout=30)
     assert (first.returncode, out) == (0, f"{1 << 20}\n"), err
-    _, err = other.communicate(timeout=20)
+    _, err = other.communicate(timeout=60)
     assert other.returncode == 0, err

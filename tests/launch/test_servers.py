@@ -36,7 +36,7 @@ def test_servers_of_two_ranks_serve_the_program_and_tasks_of_the_other_node(comm
     out, err = first.communicate(timeout=50)
     assert (first.returncode, out) == (0, "2.0 2\nTrue\n"), err
     assert "Traceback" not in err
-    assert other.communicate(timeout=20) == ("", "")
+    assert other.communicate(timeout=60) == ("", "")
     assert other.returncode == 0
 
 

@@ -27,7 +27,7 @@ class Raw:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
         self._parser = Parser()
         self._frames: list[Frame] = []
 

@@ -80,7 +80,7 @@ def test_groups_of_some_members_and_users_messages_do_not_disturb_each_other(ser
         pair = pool.submit(each, members[:2], lambda g: float(g.all_reduce(np.ones(9))[0]), "pair", ranks=[0, 1])
         assert each(members, lambda g: float(g.all_reduce(np.ones(9))[0]), "all") == [3.0] * 3
         assert pair.result() == [2.0, 2.0]
-    sent.result(20)
+    sent.result(60)
     assert members[1].collective_receive(0) == b"the user's own"
     with pytest.raises(ValueError, match="cannot make a group of"):
         MemberGroup(members[0], ranks=[1, 2])

@@ -62,7 +62,7 @@ def look_there(nodes):
 
 def test_a_task_of_a_node_without_workers_runs_on_the_other(rt, nodes):
     assert rt.session in nodes[0].note.socket_path
-    assert fastrt.get(session_here.remote(), timeout=20) in nodes[1].note.socket_path
+    assert fastrt.get(session_here.remote(), timeout=60) in nodes[1].note.socket_path
 
 
 def test_many_tasks_come_back_right(rt):
@@ -74,7 +74,7 @@ def test_a_chain_of_dependent_tasks_comes_back_right(rt):
     ref = add.remote(0, 1)
     for _ in range(50):
         ref = add.remote(ref, 1)
-    assert fastrt.get(ref, timeout=20) == 51
+    assert fastrt.get(ref, timeout=60) == 51
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_values_of_every_kind_travel_both_ways(rt, value):
     def same(value):
         return value
 
-    assert fastrt.get(same.remote(value), timeout=20) == value
-    assert fastrt.get(same.remote(fastrt.put(value)), timeout=20) == value
+    assert fastrt.get(same.remote(value), timeout=60) == value
+    assert fastrt.get(same.remote(fastrt.put(value)), timeout=60) == value
 
 
 @pytest.mark.parametrize("items", [0, 1, 1000, 40_000, 3_000_000])
@@ -105,7 +105,7 @@ def test_an_exception_arrives_with_its_type_and_the_remote_traceback(rt):
         raise LookupError("not there")
 
     with pytest.raises(LookupError, match="not there") as caught:
-        fastrt.get(fail.remote(), timeout=20)
+        fastrt.get(fail.remote(), timeout=60)
     assert "in fail" in str(caught.value)
 
 
@@ -119,9 +119,9 @@ def test_several_results_and_none(rt):
         return None
 
     small, large, listed = three.remote(7)
-    assert fastrt.get(small, timeout=20) == 7
-    assert fastrt.get(large, timeout=20).sum() == 700_000
-    assert fastrt.get(listed, timeout=20) == [7]
+    assert fastrt.get(small, timeout=60) == 7
+    assert fastrt.get(large, timeout=60).sum() == 700_000
+    assert fastrt.get(listed, timeout=60) == [7]
     assert nothing.remote() is None
 
 
@@ -142,7 +142,7 @@ def test_references_inside_arguments_are_usable_there_also_before_they_are_ready
     waiting = total.remote(refs)
     assert fastrt.wait([waiting], timeout=0.2)[0] == []
     gate.touch()
-    assert fastrt.get(waiting, timeout=20) == 42
+    assert fastrt.get(waiting, timeout=60) == 42
 
 
 def test_references_made_there_are_usable_here_and_go_back_as_themselves(rt):
@@ -154,10 +154,10 @@ def test_references_made_there_are_usable_here_and_go_back_as_themselves(rt):
     def use(made):
         return int(fastrt.get(made["array"]).sum()) + fastrt.get(made["task"])
 
-    made = fastrt.get(make.remote(), timeout=20)
-    assert fastrt.get(made["task"], timeout=20) == 42
-    assert fastrt.get(made["array"], timeout=20)[-1] == 49_999
-    assert fastrt.get(use.remote(made), timeout=20) == 49_999 * 25_000 + 42
+    made = fastrt.get(make.remote(), timeout=60)
+    assert fastrt.get(made["task"], timeout=60) == 42
+    assert fastrt.get(made["array"], timeout=60)[-1] == 49_999
+    assert fastrt.get(use.remote(made), timeout=60) == 49_999 * 25_000 + 42
 
 
 def test_a_task_that_returns_the_reference_of_another_gives_that_reference(rt):
@@ -165,8 +165,8 @@ def test_a_task_that_returns_the_reference_of_another_gives_that_reference(rt):
     def outer():
         return add.remote(1, 2)
 
-    inner = fastrt.get(outer.remote(), timeout=20)
-    assert fastrt.get(inner, timeout=20) == 3
+    inner = fastrt.get(outer.remote(), timeout=60)
+    assert fastrt.get(inner, timeout=60) == 3
 
 
 def test_tasks_nested_there_run_there(rt):
@@ -226,7 +226,7 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
     wait_until((tmp_path / "first").exists, "the task's start")
     fastrt.cancel(ref)
     with pytest.raises(fastrt.TaskCancelledError, match=r"while node .* ran it"):
-        fastrt.get(ref, timeout=10)
+        fastrt.get(ref, timeout=60)
     wait_until((tmp_path / "last").exists, "its end there")
 
     begun = tmp_path / "begun"
@@ -234,7 +234,7 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
     wait_until(begun.exists, "the child's start")
     fastrt.cancel(ref, recursive=False, force=True)
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get(ref, timeout=10)
+        fastrt.get(ref, timeout=60)
     (tmp_path / "begun-go").touch()
     wait_until(ended.exists, "the child, which was not cancelled, to end by itself")
     assert not told.exists()
@@ -265,9 +265,9 @@ def test_a_task_is_cancelled_from_a_node_that_did_not_submit_it(rt, nodes, tmp_p
     begun = tmp_path / "begun"
     running = stuck.remote(str(begun))
     wait_until(begun.exists, "the task's start")
-    assert fastrt.get(cancel_there.remote([running], force), timeout=10) in nodes[1].note.socket_path
+    assert fastrt.get(cancel_there.remote([running], force), timeout=60) in nodes[1].note.socket_path
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get(running, timeout=10)
+        fastrt.get(running, timeout=60)
     if force:
         wait_until(lambda: not os.path.exists(f"/proc/{begun.read_text()}"), "the worker's end")
     else:
@@ -291,16 +291,16 @@ def test_waiting_task_and_generator_are_cancelled_from_a_node_that_did_not_submi
 
     closed = gate.remote(str(tmp_path / "gate"))
     waiting = add.remote(closed, 1)
-    fastrt.get(cancel_there.remote([waiting], False), timeout=10)
+    fastrt.get(cancel_there.remote([waiting], False), timeout=60)
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get(waiting, timeout=10)
+        fastrt.get(waiting, timeout=60)
     (tmp_path / "gate").touch()
     generator = endless.remote(str(tmp_path / "closed"))
-    assert fastrt.get(next(generator), timeout=10) == 1
-    fastrt.get(cancel_there.remote([generator], False), timeout=10)
+    assert fastrt.get(next(generator), timeout=60) == 1
+    fastrt.get(cancel_there.remote([generator], False), timeout=60)
     wait_until((tmp_path / "closed").exists, "the generator's end")
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get(list(generator), timeout=10)
+        fastrt.get(list(generator), timeout=60)
 
 
 def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, wait_until):
@@ -315,7 +315,7 @@ def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, w
             raise Passing
         return os.path.getsize(path)
 
-    assert fastrt.get(fails_twice.remote(str(tmp_path / "runs")), timeout=20) == 3
+    assert fastrt.get(fails_twice.remote(str(tmp_path / "runs")), timeout=60) == 3
 
     @fastrt.remote(timeout=0.1)
     def stuck():
@@ -341,7 +341,7 @@ def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, w
     wait_until(begun.exists, "the child's start")
     fastrt.cancel(ref)
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get(ref, timeout=10)
+        fastrt.get(ref, timeout=60)
     wait_until(ended.exists, "the child's end there")
 
 
@@ -353,7 +353,7 @@ def test_a_worker_that_dies_there_is_replaced_and_its_task_runs_again(rt, tmp_pa
             os.kill(os.getpid(), 9)
         return "again"
 
-    assert fastrt.get(die_once.remote(str(tmp_path / "died")), timeout=20) == "again"
+    assert fastrt.get(die_once.remote(str(tmp_path / "died")), timeout=60) == "again"
 
 
 def test_a_worker_that_always_dies_there_gives_an_error_here(rt):
@@ -362,7 +362,7 @@ def test_a_worker_that_always_dies_there_gives_an_error_here(rt):
         os.kill(os.getpid(), 9)
 
     with pytest.raises(fastrt.WorkerCrashedError, match=r"die.*2 attempts"):
-        fastrt.get(die.remote(), timeout=20)
+        fastrt.get(die.remote(), timeout=60)
 
 
 def test_calls_from_many_threads_come_back_to_each(rt):
@@ -387,7 +387,7 @@ def test_what_prints_there_is_heard_of_there(rt, nodes):
         sys.stdout.write("hello from there\n")
         return 1
 
-    assert fastrt.get(shout.remote(), timeout=20) == 1
+    assert fastrt.get(shout.remote(), timeout=60) == 1
     assert any("hello from there" in line for line in iter(nodes[1].process.stdout.readline, ""))
 
 
@@ -410,7 +410,7 @@ class Actor:
         return len(self.data)
 
 with fastrt.init(address=os.environ["HEAD"], runtime_dir=os.environ["FASTRT_RUNTIME_DIR"]):
-    assert fastrt.get([of_program.remote(), Actor.remote().size.remote()], timeout=20) == [5 << 20] * 2
+    assert fastrt.get([of_program.remote(), Actor.remote().size.remote()], timeout=60) == [5 << 20] * 2
     print("done")
 """
 

@@ -61,9 +61,9 @@ def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
 @pytest.mark.long
 def test_nodes_work_on_while_the_head_is_dead_and_join_the_next(pair, start, wait_until):
     head = pair[0]
-    assert fastrt.get(slow.remote(1, 0), timeout=20) == 2
+    assert fastrt.get(slow.remote(1, 0), timeout=60) == 2
     dead = head.kill_child("fastrt.cluster.head")
-    assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=20) == list(range(1, 101))
+    assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=60) == list(range(1, 101))
     wait_until(lambda: head.child("fastrt.cluster.head") not in (None, dead), "another head")
     pair[1].kill()
     start("--address", head.head, "--num-workers", "1", "--name", "three")
@@ -88,7 +88,7 @@ def test_nodes_that_are_stopped_while_they_work_have_nothing_to_say(pair, first)
 
     refs = [slow.remote(k, 0.05) for k in range(100)]
     items = counted.remote()
-    assert fastrt.get(next(items), timeout=20) == 0
+    assert fastrt.get(next(items), timeout=60) == 0
     for node in (pair[first], pair[1 - first]):
         _, err = node.stop(signal.SIGINT)  # SIGTERM would wait for the generator
         assert (node.process.returncode, err) == (0, "")
@@ -137,7 +137,7 @@ def test_cancelled_tasks_end_wherever_two_busy_nodes_have_lent_them(start, runti
         wait_until(lambda: len(list(tmp_path.iterdir())) >= 4, "both nodes to work")
         for ref in refs:
             fastrt.cancel(ref)
-        assert fastrt.get([quick.remote(k) for k in range(10)], timeout=10) == list(range(10))
+        assert fastrt.get([quick.remote(k) for k in range(10)], timeout=60) == list(range(10))
         assert fastrt.get([quick.remote(k) for k in range(3000)], timeout=60) == list(range(3000))
         ran = sorted(tmp_path.glob("begun-*"))  # by now every cancellation has arrived
         assert fastrt.get([quick.remote(k) for k in range(3000)], timeout=60) == list(range(3000))
@@ -154,7 +154,7 @@ def test_a_function_that_holds_a_reference_takes_it_along(pair):
     def with_closure():
         return int(fastrt.get(array).sum())
 
-    assert fastrt.get(with_closure.remote(), timeout=20) == 499_500
+    assert fastrt.get(with_closure.remote(), timeout=60) == 499_500
 
 
 def refusal(runtime_dir, *options, **env):

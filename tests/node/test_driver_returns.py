@@ -57,7 +57,7 @@ def usage():
 def test_a_driver_that_shut_down_comes_back_at_once_and_again_and_again(join):
     for k in range(20):
         with join():
-            assert fastrt.get(double.remote(k), timeout=20) == 2 * k
+            assert fastrt.get(double.remote(k), timeout=60) == 2 * k
             assert len(slots_of_this_process()) == 1
     join()
     assert fsck.fsck(store_client.require().client, True) == []
@@ -79,7 +79,7 @@ def test_shutdown_ends_what_the_driver_had_begun(join, tmp_path, wait_until):
     counter = Counter.options(name="counter", num_cpus=0).remote()
     held = [fastrt.put(np.ones(1 << 20, np.uint8)), fastrt.put("small"), run_on.remote(path)]
     held.append(double.remote(held[2]))
-    pids = [fastrt.get(counter.pid.remote(), timeout=20)]
+    pids = [fastrt.get(counter.pid.remote(), timeout=60)]
     wait_until(lambda: path.exists() and path.read_text(), "the task to run")
     pids.append(int(path.read_text()))
     fastrt.shutdown()
@@ -92,7 +92,7 @@ def test_shutdown_ends_what_the_driver_had_begun(join, tmp_path, wait_until):
         fastrt.get_actor("counter")
     with pytest.raises(StaleReferenceError):
         fastrt.get(held[0])
-    assert fastrt.get(double.remote(4), timeout=20) == 8
+    assert fastrt.get(double.remote(4), timeout=60) == 8
 
 
 def test_a_view_stays_as_it_was_after_shutdown_and_the_next_init(join, wait_until):
@@ -158,12 +158,12 @@ def test_threads_that_wait_put_or_get_at_shutdown_end_with_an_error_and_disturb_
         monkeypatch.setattr(store_client, "_start", refuse)
         fastrt.shutdown()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert store.client.closed
     assert len(ends) == 12
     del calls, never, block, store, work, threads
     with join():
-        assert fastrt.get([double.remote(k) for k in range(100)], timeout=20) == list(range(0, 200, 2))
+        assert fastrt.get([double.remote(k) for k in range(100)], timeout=60) == list(range(0, 200, 2))
         wait_until(lambda: usage()["objects"] == usage()["functions"], "what the threads had to go")
         assert fsck.fsck(store_client.require().client, True) == []
 
@@ -181,7 +181,7 @@ def test_a_tool_joins_a_session_twice_and_a_driver_after_it(join, runtime):
     with join():
         (mine,) = slots_of_this_process()
         assert mine["kind"] != kinds[os.getpid()]
-        assert fastrt.get(double.remote(4), timeout=20) == 8
+        assert fastrt.get(double.remote(4), timeout=60) == 8
 
 
 def test_a_driver_comes_back_when_the_daemon_was_killed_meanwhile(join, runtime, wait_until):
@@ -193,7 +193,7 @@ def test_a_driver_comes_back_when_the_daemon_was_killed_meanwhile(join, runtime,
     daemon.wait()
     wait_until(lambda: store_join.answers(runtime.note.socket_path), "another daemon")
     with join():
-        assert fastrt.get(double.remote(4), timeout=20) == 8
+        assert fastrt.get(double.remote(4), timeout=60) == 8
 
 
 def test_a_forked_child_shuts_down_and_comes_back_too(join):
@@ -207,7 +207,7 @@ def test_a_forked_child_shuts_down_and_comes_back_too(join):
             for _ in range(2):
                 fastrt.shutdown()
                 join()
-                total += fastrt.get(double.remote(1), timeout=20)
+                total += fastrt.get(double.remote(1), timeout=60)
             fastrt.shutdown()
             os.write(writer, str(total).encode())
         finally:
@@ -225,7 +225,7 @@ def test_functions_of_programs_that_ended_leave_the_store(join, wait_until):
     for k in range(8):
         join_again(join)
         closure = np.full(1 << 18, k)  # 2 MiB
-        assert fastrt.get(fastrt.remote(lambda closure=closure: int(closure[0])).remote(), timeout=20) == k
+        assert fastrt.get(fastrt.remote(lambda closure=closure: int(closure[0])).remote(), timeout=60) == k
         del closure
     join_again(join)
     wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "the functions to go")
@@ -240,4 +240,4 @@ def test_the_namespace_of_a_program_does_not_outlive_it(runtime, runtime_dir):
     for given in ("a", "b", None):
         with fastrt.init(address=runtime.head, runtime_dir=runtime_dir, namespace=given):
             assert fastrt.get_runtime_context().namespace == (given or "")
-            assert fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=20) == (given or "")
+            assert fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=60) == (given or "")

@@ -171,11 +171,11 @@ def test_values_that_only_the_leaving_node_has_move(nodes):
     fastrt.wait(refs, num_returns=90, timeout=30)
     nodes.left(nodes.leave("two"))
     for k, ref in enumerate(refs):
-        value = fastrt.get(ref, timeout=10)
+        value = fastrt.get(ref, timeout=60)
         assert value.shape == (LARGE,)
         assert (value == k % 251).all()
-    assert (fastrt.get(inner, timeout=10) == 7).all()
-    assert fastrt.get([slow, small], timeout=10) == [7, "small"]
+    assert (fastrt.get(inner, timeout=60) == 7).all()
+    assert fastrt.get([slow, small], timeout=60) == [7, "small"]
 
 
 @fastrt.remote(max_retries=0, resources={"two": 1})
@@ -189,9 +189,9 @@ def items(n):
 def test_generator_ends_before_its_node_leaves(nodes):
     nodes.add("two")
     generator = items.options(num_returns="streaming").remote(20)
-    found = [fastrt.get(next(generator), timeout=10)]
+    found = [fastrt.get(next(generator), timeout=60)]
     leaving = nodes.leave("two")
-    found += [fastrt.get(ref, timeout=10) for ref in generator]
+    found += [fastrt.get(ref, timeout=60) for ref in generator]
     assert [int(np.max(item)) for item in found] == list(range(20))
     nodes.left(leaving)
 
@@ -210,33 +210,33 @@ class Counter:
 def test_actor_that_may_restart_moves_after_its_running_call(nodes):
     nodes.add("two")
     counter = Counter.options(max_restarts=1).remote()
-    assert fastrt.get(counter.add.remote(), timeout=20) == (1, "two")
+    assert fastrt.get(counter.add.remote(), timeout=60) == (1, "two")
     nodes.add("three")
     group = fastrt.placement_group([{"CPU": 1, "disk": 1}])
     assert group.wait(10)
     running = counter.add.remote(0.5)
     leaving = nodes.leave("two")
     later = [counter.add.remote() for _ in range(3)]
-    assert fastrt.get(running, timeout=10) == (2, "two")
-    found = fastrt.get(later, timeout=20)
+    assert fastrt.get(running, timeout=60) == (2, "two")
+    found = fastrt.get(later, timeout=60)
     nodes.left(leaving)
     assert {name for _, name in found} <= {"two", "three"}
-    assert fastrt.get(counter.add.remote(), timeout=10)[1] == "three"
+    assert fastrt.get(counter.add.remote(), timeout=60)[1] == "three"
     in_group = Counter.options(scheduling_strategy=fastrt.PlacementGroupSchedulingStrategy(group)).remote()
-    assert fastrt.get(in_group.add.remote(), timeout=20) == (1, "three")
+    assert fastrt.get(in_group.add.remote(), timeout=60) == (1, "three")
     fastrt.remove_placement_group(group)
 
 
 def test_grace_ends_what_cannot_move(nodes):
     nodes.add("two", "--grace", "1")
     counter = Counter.remote()
-    assert fastrt.get(counter.add.remote(), timeout=20) == (1, "two")
+    assert fastrt.get(counter.add.remote(), timeout=60) == (1, "two")
     endless = count.options(max_retries=1, resources={"disk": 1}).remote(5, 3.0)
     nodes.add("three")
     nodes.left(nodes.leave("two"), says="node two leaves after its grace of 1 s")
     with pytest.raises(ActorDiedError):
-        fastrt.get(counter.add.remote(), timeout=10)
-    assert fastrt.get(endless, timeout=20) == 5
+        fastrt.get(counter.add.remote(), timeout=60)
+    assert fastrt.get(endless, timeout=60) == 5
 
 
 @fastrt.remote(max_retries=0, resources={"two": 1})
@@ -257,19 +257,19 @@ def test_second_sigterm_ends_the_node_at_once(nodes, tmp_path, wait_until):
     leaving.process.send_signal(signal.SIGTERM)
     nodes.left(leaving)
     with pytest.raises(fastrt.errors.WorkerCrashedError):
-        fastrt.get(ref, timeout=10)
+        fastrt.get(ref, timeout=60)
 
 
 @pytest.mark.long
 def test_uplink_that_is_killed_while_its_node_leaves_is_replaced(nodes):
     nodes.add("two")
     refs = [make.remote(k) for k in range(5)]
-    fastrt.wait(refs, num_returns=5, timeout=20)
+    fastrt.wait(refs, num_returns=5, timeout=60)
     long = count.options(max_retries=2, resources={"disk": 1}).remote(3, 1.0)
     leaving = nodes.leave("two")
     leaving.kill_child("fastrt.runtime.uplink")
     for k, ref in enumerate(refs):
-        assert (fastrt.get(ref, timeout=20) == k).all()
+        assert (fastrt.get(ref, timeout=60) == k).all()
     nodes.add("three")
-    assert fastrt.get(long, timeout=20) == 3
+    assert fastrt.get(long, timeout=60) == 3
     nodes.left(leaving, says="the uplink of this node ended; another one is started")

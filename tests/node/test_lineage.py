@@ -62,14 +62,14 @@ def test_lost_objects_are_made_again_with_what_depends_on_them(head, start, tmp_
     gate, runs = tmp_path / "gate", tmp_path / "runs"
     runs.mkdir()
     two = start("--address", head.head, "--num-workers", "4", "--name", "two")
-    made = fastrt.get(parts.remote(str(gate), str(runs), fastrt.put(10)), timeout=20)
-    assert fastrt.get(made["ready"], timeout=20) == 7
+    made = fastrt.get(parts.remote(str(gate), str(runs), fastrt.put(10)), timeout=60)
+    assert fastrt.get(made["ready"], timeout=60) == 7
     sums = [total.remote(made["parts"][k], [made["parts"][k + 1]]) for k in range(2)]
     lose(two, [*made["parts"], made["late"], *sums], start, head, gate)
     assert [int(array[0]) for array in fastrt.get(made["parts"], timeout=40)] == [10, 11, 12]
     assert fastrt.get(fastrt.get(made["late"], timeout=40), timeout=40) == [5, "x"]
     assert fastrt.get(sums, timeout=40) == [20_000 * 21, 20_000 * 23]
-    assert fastrt.get(made["ready"], timeout=20) == 7
+    assert fastrt.get(made["ready"], timeout=60) == 7
     assert len(list(runs.iterdir())) == 2
 
 
@@ -79,7 +79,7 @@ def test_two_losses_one_after_the_other_are_survived_and_a_third_is_not(head, st
     runs.mkdir()
     node = start("--address", head.head, "--num-workers", "4", "--name", "two")
     many = parts.options(max_retries=2)
-    made = fastrt.get(many.remote(str(gate), str(runs), 10), timeout=20)["parts"]
+    made = fastrt.get(many.remote(str(gate), str(runs), 10), timeout=60)["parts"]
     for round_ in range(3):
         assert fastrt.wait(made, num_returns=3, timeout=0.5)[0] == []
         node.kill()
@@ -99,7 +99,7 @@ def test_object_that_may_not_be_made_again_says_why(head, start, tmp_path):
     runs.mkdir()
     two = start("--address", head.head, "--num-workers", "4", "--name", "two")
     once = parts.options(max_retries=0).remote(str(gate), str(runs), 10)
-    made = fastrt.get(once, timeout=20)["parts"]
+    made = fastrt.get(once, timeout=60)["parts"]
     lose(two, made, start, head, gate)
     with pytest.raises(
         fastrt.ObjectLostError, match=r"task 'parts' .*node two was lost.*may not run again .max_retries"
@@ -118,7 +118,7 @@ def test_object_that_an_actors_method_returned_is_lost_with_a_reason(head, start
             return [part.remote(str(gate), 1)]
 
     giver = Giver.remote()
-    given = fastrt.get(giver.give.remote(), timeout=20)
+    given = fastrt.get(giver.give.remote(), timeout=60)
     lose(two, given, start, head, gate)
     with pytest.raises(fastrt.ObjectLostError, match=r"node two was lost.*no task returned it, but an actor's method"):
         fastrt.get(given, timeout=40)
@@ -137,8 +137,8 @@ def test_what_is_remembered_is_bounded(start, runtime_dir, tmp_path, monkeypatch
         return [part.remote(gate, len(much))]
 
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
-        first = fastrt.get(with_much.remote(str(gate), b"x" * 90_000), timeout=20)
-        second = fastrt.get(with_much.remote(str(gate), b"x" * 20_000), timeout=20)
+        first = fastrt.get(with_much.remote(str(gate), b"x" * 90_000), timeout=60)
+        second = fastrt.get(with_much.remote(str(gate), b"x" * 20_000), timeout=60)
         lose(two, [*first, *second], start, head, gate)
         assert fastrt.get(second, timeout=40)[0][0] == 20_000
         with pytest.raises(
@@ -159,7 +159,7 @@ def test_task_that_makes_something_else_the_second_time_is_told(head, start, tmp
         return [part.remote(gate, 1)]
 
     two = start("--address", head.head, "--num-workers", "4", "--name", "two")
-    made = fastrt.get(fewer.remote(str(gate), str(tmp_path / "ran")), timeout=20)
+    made = fastrt.get(fewer.remote(str(gate), str(tmp_path / "ran")), timeout=60)
     lose(two, made, start, head, gate)
     with pytest.raises(fastrt.ObjectLostError, match="when it ran again it made no such object"):
         fastrt.get(made, timeout=40)

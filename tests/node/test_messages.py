@@ -30,7 +30,7 @@ def test_malformed_message_of_each_type_is_refused_and_the_daemon_goes_on(rt):
             assert answer.error.startswith(f"message {name!r} has an unknown field 'strange'")
             with pytest.raises(EOFError):
                 link.receive(5)
-    assert fastrt.get(fastrt.remote(lambda: 3).remote(), timeout=20) == 3
+    assert fastrt.get(fastrt.remote(lambda: 3).remote(), timeout=60) == 3
 
 
 def test_message_that_is_not_for_the_daemon_is_refused(rt):

@@ -54,7 +54,7 @@ class Bucket:
         # moto checks that a request is signed, and not the signature.
         signed = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
         request = urllib.request.Request(self._at + path, data, {"Authorization": signed}, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read()
 
     def names(self) -> list[str]:

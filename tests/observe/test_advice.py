@@ -26,7 +26,7 @@ def nested(path):
     with open(path) as pipe:  # of a fifo: until the test writes to it
         pipe.read(1)
     try:
-        return fastrt.get(inner.remote(), timeout=20)
+        return fastrt.get(inner.remote(), timeout=60)
     except fastrt.GetTimeoutError:
         return "in vain"
 

@@ -88,7 +88,7 @@ def scrape(address, token=None, path="/metrics", context=None):
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -159,7 +159,7 @@ def test_scrape_without_the_token_gets_nothing(rt):
             f"http://{server.address}/metrics", b"x=1", {"Authorization": f"Bearer {TOKEN}"}
         )
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=20)
+            urllib.request.urlopen(request, timeout=60)
         assert refused.value.code == 405
         refused.value.close()
 
@@ -273,7 +273,7 @@ def prometheus(folder, addresses, bearer):
 
         def ask(expression):
             query = urllib.parse.urlencode({"query": expression})
-            with urllib.request.urlopen(f"http://{found[1]}/api/v1/query?{query}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{found[1]}/api/v1/query?{query}", timeout=60) as answer:
                 about = json.load(answer)
             assert about["status"] == "success", about
             return about["data"]["result"]

@@ -44,7 +44,7 @@ def test_newcomer_with_a_lost_workers_rank_goes_on_with_the_round_that_is_open(
         together(lambda: stays.barrier(20), lambda: lost.barrier(20))
     hello = {"version": VERSION, "client": lost._client}
     with contextlib.closing(dial(None, place.head.address, lost._trust, 5.0)) as wire:
-        wire.call(hello, timeout_s=5)
+        wire.call(hello, timeout_s=60)
         wire.send({"op": "barrier", "rank": 1, "round": 4, "timeout": 60})
         wait_until(lambda: there(place) == {1}, "the worker in the barrier")
     wait_until(lambda: not there(place), "its end: its successor has not been there")

@@ -71,9 +71,9 @@ def test_push_that_comes_twice_is_applied_once_also_after_a_restart_and_a_move(s
     def push(index: int, elements: int) -> dict[str, Any]:
         one = place.places[index]
         with contextlib.closing(dial(one.unix, one.address, one.trust, 5.0)) as wire:
-            wire.call(hello, timeout_s=5)
+            wire.call(hello, timeout_s=60)
             data = [np.ones(elements, F)]
-            return dict(wire.call({**meta, "epoch": place.head.epoch}, data, timeout_s=5)[0])
+            return dict(wire.call({**meta, "epoch": place.head.epoch}, data, timeout_s=60)[0])
 
     for _ in range(2):
         assert push(0, 1024)["floor"] == 1
@@ -97,8 +97,8 @@ def test_push_that_reached_one_server_of_two_is_taken_up_by_the_next(site) -> No
         one = place.places[index]
         meta = {"op": "push", "table": "w", "epoch": 1, "rank": 1, "seq": number, "lr": None, "timeout": 5}
         with contextlib.closing(dial(one.unix, one.address, one.trust, 5.0)) as wire:
-            wire.call(hello, timeout_s=5)
-            assert "error" not in wire.call(meta, [np.zeros(1024, F)], timeout_s=5)[0]
+            wire.call(hello, timeout_s=60)
+            assert "error" not in wire.call(meta, [np.zeros(1024, F)], timeout_s=60)[0]
 
     table.push(np.full(2048, 2, F))
     other(0, 1)
@@ -309,8 +309,8 @@ def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, mon
         for wire in wires:
             stack.callback(wire.close)
         for wire in wires:
-            wire.call({"version": VERSION, "client": 99}, timeout_s=5)
-        assert "error" not in wires[0].call(meta, [np.ones(1024, F)], timeout_s=5)[0]
+            wire.call({"version": VERSION, "client": 99}, timeout_s=60)
+        assert "error" not in wires[0].call(meta, [np.ones(1024, F)], timeout_s=60)[0]
         with pytest.raises(CheckpointError, match=r"did not come to server 1 within 0\.3 s"):
             place.head.checkpoint(tmp_path / "c", False)
         monkeypatch.setattr("fastrt.ps.checkpoints._SETTLE_S", 20.0)
@@ -321,8 +321,8 @@ def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, mon
     table = other.table(other.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
     assert (table.pull() == -1).all()
     with contextlib.closing(dial(None, place.places[0].address, place.places[0].trust, 5.0)) as wire:
-        wire.call({"version": VERSION, "client": 99}, timeout_s=5)
-        assert "error" not in wire.call({**meta, "seq": 2}, [np.ones(1024, F)], timeout_s=5)[0]
+        wire.call({"version": VERSION, "client": 99}, timeout_s=60)
+        assert "error" not in wire.call({**meta, "seq": 2}, [np.ones(1024, F)], timeout_s=60)[0]
     place.head.checkpoint(tmp_path / "c", False)
 
 
@@ -441,7 +441,7 @@ def test_push_that_cannot_be_kept_is_refused_and_not_applied(site, monkeypatch) 
         patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(Exception, match="No space left"):
             table.push(np.ones(4, F))
-    assert not table.pull(timeout=5).any()
+    assert not table.pull(timeout=60).any()
     table.push(np.ones(4, F))
     assert (table.pull() == -1).all()
     with pytest.raises(StateDirectoryError, match="Cannot use"):

@@ -33,7 +33,7 @@ def hello(place: Any, **more: Any) -> dict[str, Any]:
 def connected(place: Any, unix: bool = False) -> Wire:
     one = place.places[0]
     wire = dial(one.unix if unix else None, one.address, one.trust, 5.0)
-    wire.call(hello(place), timeout_s=5)
+    wire.call(hello(place), timeout_s=60)
     return wire
 
 
@@ -49,9 +49,9 @@ def test_caller_without_the_token_or_of_another_version_is_sent_away(site) -> No
     for greeting in (hello(place, version=0), {}, {"op": "stats"}):
         for unix in (None, one.unix):
             with contextlib.closing(dial(unix, one.address, one.trust, 5.0)) as wire:
-                assert "error" in wire.call(greeting, timeout_s=5)[0]
+                assert "error" in wire.call(greeting, timeout_s=60)[0]
                 with pytest.raises((BrokenWireError, OSError)):
-                    wire.call({"op": "stats"}, timeout_s=5)
+                    wire.call({"op": "stats"}, timeout_s=60)
 
 
 def test_worker_of_a_cluster_that_has_ended_leaves_no_connection(site) -> None:
@@ -61,7 +61,7 @@ def test_worker_of_a_cluster_that_has_ended_leaves_no_connection(site) -> None:
         Session(head.address, head.token)
     names = {frame.name: frame.frame.f_locals for frame in refused.traceback}
     with pytest.raises(BrokenWireError):
-        names["__init__"]["self"]._head.call({"op": "stats"}, timeout_s=5)
+        names["__init__"]["self"]._head.call({"op": "stats"}, timeout_s=60)
 
 
 def test_connection_that_is_accepted_while_the_endpoint_closes_is_ended(site, monkeypatch) -> None:
@@ -107,7 +107,7 @@ def test_strangers_who_say_nothing_or_little_do_not_keep_others_out(site) -> Non
         with contextlib.closing(connected(place)) as wire:
             for _ in range(VISITORS_MAX):
                 stack.enter_context(knocked(place)).sendall(b"fast")
-            assert wire.call({"op": "stats"}, timeout_s=5)  # who has shown the token stays
+            assert wire.call({"op": "stats"}, timeout_s=60)  # who has shown the token stays
 
 
 def test_greeting_that_drips_or_is_large_is_hung_up_on(site, monkeypatch) -> None:
@@ -155,7 +155,7 @@ def test_any_message_is_answered_and_the_tables_stay_as_they_are(site) -> None:
         if op == "push" and (not data or meta.get("dropped") or meta.get("n") == 1):
             return  # that may be a push
         with contextlib.closing(connected(place)) as wire:
-            answer, _, _ = wire.call(meta, [data], timeout_s=5)
+            answer, _, _ = wire.call(meta, [data], timeout_s=60)
             assert op not in ("push", "lane", "fetch", "nothing") or "error" in answer
 
     any_message()
@@ -192,11 +192,11 @@ def test_sizes_that_a_peer_names_are_checked_before_memory_is_taken(site) -> Non
             with contextlib.suppress(BrokenWireError):
                 assert "the limit for this message" in wire.answer(5)[0]["text"]
             with pytest.raises((BrokenWireError, OSError)):
-                wire.call({"op": "stats"}, timeout_s=5)
+                wire.call({"op": "stats"}, timeout_s=60)
     with contextlib.closing(connected(place)) as wire:  # a little too much is read, and the connection lives on
-        answer = wire.call({"op": "push", "table": "w", "epoch": 1, "n": 0}, [bytes(9000)], timeout_s=5)[0]
+        answer = wire.call({"op": "push", "table": "w", "epoch": 1, "n": 0}, [bytes(9000)], timeout_s=60)[0]
         assert "9000 bytes came" in answer["text"]
-        assert "tables" in wire.call({"op": "stats"}, timeout_s=5)[0]
+        assert "tables" in wire.call({"op": "stats"}, timeout_s=60)[0]
     assert (table.pull() == 1).all()
 
 
@@ -205,12 +205,12 @@ def test_lane_that_could_shrink_or_is_no_memory_is_refused(site) -> None:
     fds = [os.memfd_create("x"), os.open("/dev/null", os.O_RDONLY)]
     with contextlib.closing(connected(place, unix=True)) as wire:
         for fd in fds:
-            assert "error" in wire.call({"op": "lane"}, fds=[fd], timeout_s=5)[0]
+            assert "error" in wire.call({"op": "lane"}, fds=[fd], timeout_s=60)[0]
             os.close(fd)
-        assert "one descriptor" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
-        assert "fit a lane of 0" in wire.call({"op": "stats", "lane": 8}, timeout_s=5)[0]["text"]
+        assert "one descriptor" in wire.call({"op": "lane"}, timeout_s=60)[0]["text"]
+        assert "fit a lane of 0" in wire.call({"op": "stats", "lane": 8}, timeout_s=60)[0]["text"]
     with contextlib.closing(connected(place)) as wire:
-        assert "a process of this machine" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
+        assert "a process of this machine" in wire.call({"op": "lane"}, timeout_s=60)[0]["text"]
 
 
 @settings(max_examples=30)

@@ -89,7 +89,7 @@ def test_servers_lie_on_nodes_as_is_said_and_lose_nothing(runtime: Any, nodes: A
 
         def push() -> None:
             while True:
-                table.push(np.ones(3000, F), timeout=20)
+                table.push(np.ones(3000, F), timeout=60)
 
         with pytest.raises(ps.ServerLostError, match=r"server 1 is lost, with the actor"):
             push()

@@ -49,7 +49,7 @@ def test_child_uses_the_session_as_itself_and_its_end_does_not_end_it(rt):
     assert in_child(lambda: (fastrt.shutdown(), fastrt.is_initialized())) == "(None, False)"
     assert in_child(lambda: fastrt.init()).startswith("FastrtError: fastrt is initialised already")
     assert in_child(lambda: in_child(lambda: fastrt.get(ref)["a"].size)) == "'1000'"
-    assert in_child(lambda: echo.remote(8).future().result(20)) == "8"
+    assert in_child(lambda: echo.remote(8).future().result(60)) == "8"
     assert in_child(lambda: fastrt.wait([ref, running], num_returns=2)[1]) == "[]"
     assert in_child(lambda: fastrt.cancel(running)) == "None"
     assert fastrt.get(echo.remote(6)) == 6

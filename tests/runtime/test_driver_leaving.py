@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_wait(program, call):
     started = time.monotonic()
     _, err = driver.finish(-2)
     assert "KeyboardInterrupt" in err
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 35
 
 
 def test_ctrl_c_that_is_caught_leaves_the_session_usable(program):

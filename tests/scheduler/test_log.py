@@ -225,7 +225,7 @@ def test_nothing_acknowledged_is_lost_under_kills(services, tmp_path):
         for round in range(4):
             calls = [
                 client._methods["IncrementCount"].future(
-                    CLASSES["IncrementCount"][0](objref=ref), timeout=20, wait_for_ready=True
+                    CLASSES["IncrementCount"][0](objref=ref), timeout=60, wait_for_ready=True
                 )
                 for _ in range(200)
             ]
@@ -243,7 +243,7 @@ def test_nothing_acknowledged_is_lost_under_kills(services, tmp_path):
 def counts_of(client: SchedulerClient) -> list[int]:
     """Asked until the new process is found."""
     request = CLASSES["SchedulerInfo"][0]()
-    return list(client._methods["SchedulerInfo"](request, timeout=20, wait_for_ready=True).reference_count)
+    return list(client._methods["SchedulerInfo"](request, timeout=60, wait_for_ready=True).reference_count)
 
 
 def readable(world: Any) -> bool:

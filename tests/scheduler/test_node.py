@@ -73,7 +73,7 @@ class Peer:
 
     def stop(self) -> None:
         if self.process.poll() is None:
-            self.process.communicate(timeout=20)
+            self.process.communicate(timeout=60)
         assert self.process.returncode == 0
 
 

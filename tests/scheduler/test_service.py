@@ -138,7 +138,7 @@ def test_taken_address_is_refused(scheduler):
 def raw(scheduler: Scheduler, method: str, body: bytes) -> grpc.StatusCode:
     with grpc.insecure_channel(scheduler.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         try:
-            channel.unary_unary(method)(body, timeout=20)
+            channel.unary_unary(method)(body, timeout=60)
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK

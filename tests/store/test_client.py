@@ -76,7 +76,7 @@ def test_get_with_timeout_of_what_comes_later_raises_and_says_how_many(rt, gate)
     with pytest.raises(GetTimeoutError):
         fastrt.get(refs[1], timeout=0.01)
     gate.touch()
-    assert fastrt.get(refs, timeout=20) == [1, None]
+    assert fastrt.get(refs, timeout=60) == [1, None]
 
 
 def test_get_with_timeout_zero_of_what_is_there_returns_it(rt):
@@ -95,7 +95,7 @@ def test_get_with_absurdly_long_timeout_waits(rt, timeout):
 def test_get_list_with_an_error_behind_what_is_not_ready_raises_it_early(rt, gate):
     for refs in ([when.remote(str(gate)), fail.remote()], [fail.remote(), when.remote(str(gate))]):
         with pytest.raises(ValueError, match="no"):
-            fastrt.get(refs, timeout=20)
+            fastrt.get(refs, timeout=60)
     gate.touch()
 
 
@@ -115,7 +115,7 @@ def test_get_in_many_threads_gives_each_its_value(rt, gate):
         thread.start()
     gate.touch()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert got == {i: i % 4 for i in range(16)}
 
 
@@ -124,7 +124,7 @@ def test_get_in_many_threads_gives_each_its_value(rt, gate):
 
 def test_wait_returns_the_ready_ones_in_order_of_the_list(rt, gate):
     slow, quick, done = when.remote(str(gate)), echo.remote(1), fastrt.put(2)
-    assert fastrt.wait([slow, quick, done], num_returns=2, timeout=20) == ([quick, done], [slow])
+    assert fastrt.wait([slow, quick, done], num_returns=2, timeout=60) == ([quick, done], [slow])
     assert fastrt.wait([slow, done, quick], num_returns=1) == ([done], [slow, quick])
     assert fastrt.wait((slow, slow), timeout=0) == ([], [slow, slow])
     assert fastrt.wait([slow], timeout=0.02) == ([], [slow])
@@ -135,7 +135,7 @@ def test_wait_returns_the_ready_ones_in_order_of_the_list(rt, gate):
 def test_wait_counts_a_duplicate_twice_and_an_error_as_ready(rt):
     ref, error = fastrt.put(1), fail.remote()
     assert fastrt.wait([ref, ref], num_returns=2) == ([ref, ref], [])
-    assert fastrt.wait([error], timeout=20) == ([error], [])
+    assert fastrt.wait([error], timeout=60) == ([error], [])
 
 
 def test_wait_for_nothing_returns_nothing(rt):
@@ -145,7 +145,7 @@ def test_wait_for_nothing_returns_nothing(rt):
 def test_wait_one_by_one_ends_with_all(rt):
     rest, seen = [echo.remote(i) for i in range(300)], []
     while rest:
-        (one,), rest = fastrt.wait(rest, timeout=20)
+        (one,), rest = fastrt.wait(rest, timeout=60)
         seen.append(fastrt.get(one))
     assert sorted(seen) == list(range(300))
 
@@ -153,7 +153,7 @@ def test_wait_one_by_one_ends_with_all(rt):
 def test_wait_for_some_of_many_wakes_at_the_last_needed(rt, gate):
     blocked = [when.remote(str(gate)) for _ in range(1)]
     refs = blocked + [echo.remote(i) for i in range(50)]
-    ready, others = fastrt.wait(refs, num_returns=50, timeout=20)
+    ready, others = fastrt.wait(refs, num_returns=50, timeout=60)
     assert (len(ready), others) == (50, blocked)
     gate.touch()
 
@@ -184,7 +184,7 @@ def test_signal_handler_that_returns_does_not_end_a_wait(rt, gate):
     old = signal.signal(signal.SIGALRM, lambda signum, frame: (seen.append(1), len(seen) == 20 and gate.touch()))
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
     try:
-        assert fastrt.get(when.remote(str(gate), "x"), timeout=20) == "x"
+        assert fastrt.get(when.remote(str(gate), "x"), timeout=60) == "x"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
@@ -307,12 +307,12 @@ def test_full_store_holds_results_and_errors_of_tasks_apart(rt, no_files):
     assert fastrt.get(big.remote()).nbytes == 60 * MIB
     held = fill()
     with pytest.raises(ObjectStoreFullError):
-        fastrt.get(big.remote(), timeout=20)
+        fastrt.get(big.remote(), timeout=60)
     for function in (fail, crash):
         with pytest.raises(ObjectStoreFullError, match="no room for an error"):
-            fastrt.get(function.remote(), timeout=20)
+            fastrt.get(function.remote(), timeout=60)
     ref = echo.remote(7)
-    assert fastrt.get(ref, timeout=20) == 7
+    assert fastrt.get(ref, timeout=60) == 7
     del held
     gc.collect()
     assert fastrt.get(big.remote()).nbytes == 60 * MIB
@@ -342,9 +342,9 @@ def test_cancelled_and_failed_dependencies_reach_whoever_waits(rt, gate):
     fastrt.cancel(slow[3])
     gate.touch()
     with pytest.raises(TaskCancelledError):
-        fastrt.get(dependent, timeout=20)
+        fastrt.get(dependent, timeout=60)
     with pytest.raises(ValueError, match="inner"):
-        fastrt.get(echo.remote(fail.remote("inner")), timeout=20)
+        fastrt.get(echo.remote(fail.remote("inner")), timeout=60)
 
 
 # ---- wrong types ----

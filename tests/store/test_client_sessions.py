@@ -50,7 +50,7 @@ def test_waiting_threads_end_with_an_error_when_another_shuts_down(runtime_dir, 
     fastrt.wait([ref], timeout=0.05)
     fastrt.shutdown()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(ends) == 4
     assert all(isinstance(end, (fastrt.NotInitializedError, StaleReferenceError)) for end in ends)
 

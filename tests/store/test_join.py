@@ -114,6 +114,6 @@ def test_process_that_cannot_map_the_segment_hangs_up(tmp_path):
             assert isinstance(daemon.receive(5), Join)
             daemon.send(Joined("/fastrt-" + "0" * 32, 1, 1))
             with pytest.raises(AttachError, match="its session has ended"):
-                joining.result(5)
+                joining.result(60)
             with pytest.raises(EOFError):
                 assert daemon.receive(5) is not None

@@ -89,9 +89,9 @@ def test_position_of_a_contained_reference_means_nothing_outside_of_the_store():
 
 
 def test_future_gets_the_value_or_the_error():
-    assert echo.remote(3).future().result(timeout=20) == 3
-    assert fastrt.put(4).future().result(timeout=20) == 4
-    error = raises.remote(KeyError, "k").future().exception(timeout=20)
+    assert echo.remote(3).future().result(timeout=60) == 3
+    assert fastrt.put(4).future().result(timeout=60) == 4
+    error = raises.remote(KeyError, "k").future().exception(timeout=60)
     assert isinstance(error, KeyError)
     assert isinstance(error, TaskError)
 
@@ -116,14 +116,14 @@ def test_future_calls_back_and_cannot_be_cancelled(tmp_path):
 
 def test_future_added_while_others_wait_does_not_wait_for_them(tmp_path):
     slow = when.remote(str(tmp_path / "gate")).future()
-    assert [echo.remote(i).future().result(timeout=20) for i in range(20)] == list(range(20))
+    assert [echo.remote(i).future().result(timeout=60) for i in range(20)] == list(range(20))
     assert not slow.done()
     (tmp_path / "gate").touch()
-    slow.result(timeout=20)
+    slow.result(timeout=60)
 
 
 def test_future_waiter_thread_ends_with_the_last_future(wait_until):
-    echo.remote(1).future().result(timeout=20)
+    echo.remote(1).future().result(timeout=60)
     wait_until(lambda: all(thread.name != "fastrt-futures" for thread in threading.enumerate()), "no waiter thread")
 
 

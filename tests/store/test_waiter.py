@@ -9,7 +9,7 @@ from fastrt.errors import FastrtError
 from fastrt.store import client as store_client
 from fastrt.store.waiter import NEVER_S, LoopWaiter
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Counted:

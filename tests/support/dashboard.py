@@ -44,7 +44,7 @@ class Dashboard:
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
         """Send a request as it is: status, headers and body of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host="host" in headers, skip_accept_encoding=True)
             for name, value in headers.items():
@@ -73,7 +73,7 @@ class Dashboard:
     def close(self) -> None:
         """End it as Ctrl-C does."""
         self.process.terminate()
-        out, _ = self.process.communicate(timeout=20)
+        out, _ = self.process.communicate(timeout=60)
         assert "Traceback" not in out, out
 
     def __enter__(self) -> "Dashboard":

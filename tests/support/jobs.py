@@ -95,4 +95,4 @@ def captured(machines: Machines, host: str, path: Path) -> Iterator[None]:
             yield
         finally:
             listening.terminate()
-            listening.communicate(timeout=20)
+            listening.communicate(timeout=60)

@@ -14,7 +14,7 @@ def ip(*words: str) -> None:
         OSError: it is not installed.
         subprocess.CalledProcessError: it refuses, for want of the privilege mostly.
     """
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
 class UnavailableError(Exception):

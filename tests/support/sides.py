@@ -17,7 +17,7 @@ from fastrt.store.client import Store
 from fastrt.store.waiter import LoopWaiter
 
 Frame = message_set("node").message("fastrt.node.Frame")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Side:

@@ -112,7 +112,7 @@ class Slurm:
     def _wait(self) -> None:
         until = time.monotonic() + _UP_S
         words = [*self.machines.within("ctl"), "sinfo", "-h", "-o", "%T %D"]
-        while "idle 2" not in subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20).stdout:
+        while "idle 2" not in subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=60).stdout:
             if time.monotonic() > until:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
                 self.close()

@@ -387,7 +387,7 @@ def test_handle_of_an_ended_session_is_stale(program):
 
         with fastrt.init(1, "64MiB"):
             actor = Counter.remote()
-            assert fastrt.get(actor.add.remote(), timeout=20) == 1
+            assert fastrt.get(actor.add.remote(), timeout=60) == 1
             used = actor.add
         for call in (used.remote, lambda: actor.add.remote(), lambda: fastrt.kill(actor)):
             for again in range(2):

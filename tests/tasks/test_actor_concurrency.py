@@ -310,7 +310,7 @@ def test_constructor_of_an_actor_with_coroutines_runs_on_their_loop(rt):
 
             return asyncio.get_running_loop() is self.loop, await self.begun
 
-    assert fastrt.get(Looped.remote().look.remote(), timeout=20) == (True, "begun")
+    assert fastrt.get(Looped.remote().look.remote(), timeout=60) == (True, "begun")
 
 
 def test_constructor_on_the_loop_that_raises_ends_the_actor_without_frames_of_asyncio(rt):
@@ -323,7 +323,7 @@ def test_constructor_on_the_loop_that_raises_ends_the_actor_without_frames_of_as
             return 1
 
     with pytest.raises(fastrt.ActorDiedError, match="no instance today") as caught:
-        fastrt.get(Broken.remote().look.remote(), timeout=20)
+        fastrt.get(Broken.remote().look.remote(), timeout=60)
     assert "asyncio" not in str(caught.value)
 
 
@@ -342,4 +342,4 @@ def test_constructor_may_be_a_coroutine_function(rt):
         async def look(self):
             return self.value
 
-    assert fastrt.get(Slow.remote(5).look.remote(), timeout=20) == 10
+    assert fastrt.get(Slow.remote(5).look.remote(), timeout=60) == 10

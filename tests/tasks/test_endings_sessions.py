@@ -89,7 +89,7 @@ def test_cleanup_code_that_takes_too_long_is_ended(tmp_path, runtime_dir, capfd)
         actor = Stubborn.remote(tmp_path)
         fastrt.get(actor.ready.remote(), timeout=SOON_S)
         started = time.monotonic()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < SOON_S / 2  # which the method waits
     assert (tmp_path / "stuck").exists()
     assert "__ray_shutdown__" in capfd.readouterr().err  # the stack
 

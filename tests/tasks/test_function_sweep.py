@@ -55,8 +55,8 @@ def test_a_function_of_tasks_that_have_not_ended_stays(rt, tmp_path):
         sweep()
     assert usage()["tasks"] == 24
     go.touch()
-    assert fastrt.get(refs, timeout=20) == [3 + (1 << 16)] * 20
-    assert fastrt.get([*held, *late], timeout=20) == [None, None, 4, 4]
+    assert fastrt.get(refs, timeout=60) == [3 + (1 << 16)] * 20
+    assert fastrt.get([*held, *late], timeout=60) == [None, None, 4, 4]
 
 
 def test_the_class_of_an_actor_that_lives_stays(rt):
@@ -70,21 +70,21 @@ def test_the_class_of_an_actor_that_lives_stays(rt):
 
     handle = Counter.remote()
     del Counter
-    pid = fastrt.get(handle.pid.remote(), timeout=20)
+    pid = fastrt.get(handle.pid.remote(), timeout=60)
     for _ in range(5):
         sweep()
     os.kill(pid, 9)
-    assert fastrt.get(handle.pid.remote(), timeout=20) != pid  # built again from its class
+    assert fastrt.get(handle.pid.remote(), timeout=60) != pid  # built again from its class
     assert [row["class"] for row in fastrt.list_actors()] == ["Counter"]
 
 
 def test_functions_of_tasks_that_submit_tasks_stay_and_go(rt, wait_until):
     inner = make(5, 1 << 20)
     outer = fastrt.remote(lambda: fastrt.get(inner.remote()))
-    assert fastrt.get([outer.remote() for _ in range(3)], timeout=20) == [5 + (1 << 20)] * 3
+    assert fastrt.get([outer.remote() for _ in range(3)], timeout=60) == [5 + (1 << 20)] * 3
     for _ in range(5):
         sweep()
-    assert fastrt.get([outer.remote() for _ in range(3)], timeout=20) == [5 + (1 << 20)] * 3
+    assert fastrt.get([outer.remote() for _ in range(3)], timeout=60) == [5 + (1 << 20)] * 3
 
 
 def test_slots_of_swept_functions_are_used_again_and_all_others_are_found(rt):

@@ -342,14 +342,14 @@ def test_greeting_that_drips_is_hung_up_on_in_time(pair: Pair, closing: Callable
         took = time.monotonic() - begun
         dripping.set()
         thread.join()
-    assert 0.25 < took < 8
+    assert 0.25 < took < 13
 
 
 def test_source_that_drips_its_greeting_is_given_up_in_time(pair: Pair) -> None:
     pair.here.put(1, "value")
     begun = time.monotonic()
     with pytest.raises(TransferError, match=r"of 104 bytes of the server's greeting came"):
-        pair.puller(timeout_s=0.3).pull(1, pair.proxy(rate=20).address).result(PATIENCE_S)
+        pair.puller(timeout_s=0.3).pull(1, pair.proxy(rate=5).address).result(PATIENCE_S)
     assert time.monotonic() - begun < PATIENCE_S / 2
 
 

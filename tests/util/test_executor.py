@@ -298,13 +298,13 @@ def test_failing_initializer_breaks_the_executor(rt, caplog, wait_until):
 
 def test_wait_knows_all_conditions(either, gate):
     now, later = either.submit(mul, 21, 2), either.submit(held, gate)
-    done, left = cf.wait([now, later], return_when=cf.FIRST_COMPLETED, timeout=20)
+    done, left = cf.wait([now, later], return_when=cf.FIRST_COMPLETED, timeout=60)
     assert (done, left) == ({now}, {later})
     broken, bad = cf.Future(), either.submit(held, gate, ValueError("this is an exception"))
     broken.cancel()
     assert cf.wait([broken, now, later], timeout=0)[1] >= {later}
     threading.Timer(0.05, gate.touch).start()
-    done, left = cf.wait([bad, cf.Future()], return_when=cf.FIRST_EXCEPTION, timeout=20)
+    done, left = cf.wait([bad, cf.Future()], return_when=cf.FIRST_EXCEPTION, timeout=60)
     assert done == {bad}
     assert isinstance(bad.exception(), ValueError)
     done, left = cf.wait([now, later, bad], return_when=cf.ALL_COMPLETED)
@@ -366,7 +366,7 @@ def test_a_task_cancelled_from_elsewhere_is_a_cancelled_future(rt, gate, wait_un
         wait_until(future.running, "it to run")
         future.kill()
         with pytest.raises(cf.CancelledError):
-            future.result(20)
+            future.result(60)
         assert future.cancelled()
 
 

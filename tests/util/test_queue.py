@@ -113,12 +113,12 @@ def test_waiters_are_woken(rt, wait_until):
     getter = threading.Thread(target=lambda: got.append(queue.get()))
     getter.start()
     queue.put("for the thread")
-    getter.join(20)
+    getter.join(60)
     queue.put(1)
     putter = threading.Thread(target=lambda: queue.put(2))
     putter.start()
     assert [queue.get(), queue.get()] == [1, 2]
-    putter.join(20)
+    putter.join(60)
     assert got == ["for the thread"]
     refs = [get_numbers.remote(queue, 1) for _ in range(6)]  # more than there are workers: they lend their places
     for k in range(6):
@@ -263,7 +263,7 @@ def test_shutdown_ends_it_for_all(rt, wait_until):
     queue.shutdown(force=True)
     other.shutdown(grace_period_s=0.01)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(ends) == 2
     for call in (queue.get, lambda: queue.put(1), lambda: queue.put([1]), lambda: queue.get(False)):
         with pytest.raises(fastrt.ActorDiedError, match="shut down"):
@@ -272,8 +272,8 @@ def test_shutdown_ends_it_for_all(rt, wait_until):
     third.put(5)
     drained = threading.Thread(target=lambda: third.shutdown(grace_period_s=30))
     drained.start()
-    assert third.get(timeout=20) == 5
-    drained.join(20)
+    assert third.get(timeout=60) == 5
+    drained.join(60)
     assert not drained.is_alive()
 
 
@@ -303,4 +303,4 @@ def test_it_works_in_a_forked_child_and_not_after_its_session(rt, runtime_dir):
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert [queue.get(timeout=20), queue.get(timeout=20)] == ["for the child!", ["for the child"]]
+    assert [queue.get(timeout=60), queue.get(timeout=60)] == ["for the child!", ["for the child"]]

@@ -63,7 +63,7 @@ def test_task_of_a_placement_group_computes_with_the_cpus_that_it_has_of_it(read
     group = placement_group([{"CPU": 2}])
     try:
         inside = read.options(num_cpus=2, scheduling_strategy=PlacementGroupSchedulingStrategy(group))
-        assert fastrt.get(inside.remote(), timeout=20) == ("2", [2])
+        assert fastrt.get(inside.remote(), timeout=60) == ("2", [2])
     finally:
         remove_placement_group(group)
 

@@ -54,15 +54,15 @@ fail.remote("one")
 fail.options(num_returns=0).remote("two")
 fail.options(num_returns=3).remote("three")
 held = fail.remote("four")
-fastrt.wait([held], timeout=20)
+fastrt.wait([held], timeout=60)
 del held
 crash.remote()
 gone = crash.remote()
-fastrt.wait([gone], timeout=20)
+fastrt.wait([gone], timeout=60)
 several = fail.options(num_returns=2).remote("five")
-fastrt.wait(several, num_returns=2, timeout=20)
+fastrt.wait(several, num_returns=2, timeout=60)
 at_end = fail.remote("six")
-fastrt.wait([at_end], timeout=20)
+fastrt.wait([at_end], timeout=60)
 """)
     for word in ("one", "two", "three", "four", "five", "six"):
         assert text.count(f"ValueError: {word}") == 1, text
@@ -94,7 +94,7 @@ while record(index)["ended"] != actors.FAILED:
     threading.Event().wait(0.005)
 other = Actor.remote()
 held = other.die.remote()
-fastrt.wait([held], timeout=20)
+fastrt.wait([held], timeout=60)
 """)
     assert text.count("ValueError: in a method") == 1, text
     assert text.count("ValueError: not built") == 2, text
@@ -158,11 +158,11 @@ expect(lambda: fastrt.get(other.fail.remote()))
 refs = [other.stay.remote(60), other.fail.remote()]
 fastrt.wait(refs, timeout=0.1)
 fastrt.kill(other)
-fastrt.wait(refs, num_returns=2, timeout=20)
+fastrt.wait(refs, num_returns=2, timeout=60)
 expect(lambda: fastrt.get(late.fail.remote()))
 slow = fastrt.remote(time.sleep).remote(60)
 fastrt.cancel(slow)
-fastrt.wait([slow], timeout=20)
+fastrt.wait([slow], timeout=60)
 """)
     assert WORDS not in text, text
 

@@ -73,6 +73,6 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Record
 for _kind in (QueueServer, AioServer):
     _recorder, _port = started(_kind)
     with grpc.insecure_channel(f"127.0.0.1:{_port}") as _channel:
-        _channel.unary_unary("/t.S/Echo")(b"", timeout=10)
+        _channel.unary_unary("/t.S/Echo")(b"", timeout=60)
     assert _recorder.server is not None
     _recorder.server.stop()

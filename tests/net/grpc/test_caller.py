@@ -55,7 +55,7 @@ def count(stream: Stream) -> None:
 
 def collected() -> tuple[Callable[..., None], Callable[[], Any]]:
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    return lambda *answer: answers.put(answer), lambda: answers.get(timeout=20)
+    return lambda *answer: answers.put(answer), lambda: answers.get(timeout=60)
 
 
 def test_answers_errors_and_timeouts_arrive_with_their_status(connect: Open, service: Any) -> None:

@@ -18,7 +18,7 @@ from fastrt.net.grpc.proof import ProofError, prove_as_client, prove_as_server
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 PURPOSE = "test 1"
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_silence_and_drops_are_given_up_at_the_deadline(
         with pytest.raises(TimeoutError, match=r"of 72 bytes of the client's greeting came in time"):
             serving.result(PATIENCE_S)
         over.set()
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 12
         if dropping is not None:
             dropping.result(PATIENCE_S)
 

@@ -119,13 +119,13 @@ def test_held_stream_takes_nothing_until_it_is_resumed(serve: Any, wait_until: A
         stream.receiver = receive
 
     _, channel = serve(streams={"/t.S/Slow": one_by_one})
-    call = channel.stream_unary("/t.S/Slow").future(iter([b"a", b"b", b"c"]), timeout=10)
+    call = channel.stream_unary("/t.S/Slow").future(iter([b"a", b"b", b"c"]), timeout=60)
     for count in (1, 2, 3):
         wait_until(lambda count=count: len(taken) == count, "a message")
         assert not call.done()
         opened[0].resume()
     opened[0].resume()  # asks for no second one, and there is no message left that it could set free
-    assert call.result(timeout=10) == b"done"
+    assert call.result(timeout=60) == b"done"
     assert taken == [b"a", b"b", b"c", None]
 
 
@@ -138,7 +138,7 @@ def test_stream_finished_after_the_end_of_everything_does_nothing(serve: Any, wa
         stream.on_closed = lambda: closed.append(True)
 
     recorder, channel = serve(streams={"/t.S/Kept": keep})
-    calls = [channel.stream_unary("/t.S/Kept").future(iter([b"a"]), timeout=10) for _ in range(2)]
+    calls = [channel.stream_unary("/t.S/Kept").future(iter([b"a"]), timeout=60) for _ in range(2)]
     wait_until(lambda: len(opened) == 2, "both streams")
     calls[0].cancel()
     wait_until(lambda: closed, "the end of the first")

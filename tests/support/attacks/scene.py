@@ -44,7 +44,7 @@ def double(array):
 def do():
     # 2 MiB in and out: by the uplinks and the native stream.
     there = double.options(scheduling="two").remote(np.ones(1 << 18))
-    return int(fastrt.get(there, timeout=20).sum())
+    return int(fastrt.get(there, timeout=60).sum())
 def end():
     fastrt.shutdown()
 ready = do()
