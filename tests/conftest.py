@@ -49,6 +49,9 @@ os.environ.setdefault("FASTRT_ADVICE", "0")
 # Hundreds of short sessions; the tests of this setting switch it on.
 os.environ.setdefault("FASTRT_POPULATE_BYTES", "0")
 
+# Each of four processes collects all tests: a fifth of its CPU for that went to looking for garbage among them.
+gc.disable()
+
 SEGMENTS: set[Path] = set()  # that were there before the run
 # Processes that are not ours: to read of a hundred, before and after each test, whose they are costs more than most
 # tests do. A number that has changed hands is seen to at the end of each module, where all are read again.
@@ -96,6 +99,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed:
         item.stash[FAILED] = True
     return report
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

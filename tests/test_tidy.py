@@ -76,10 +76,19 @@ def part_of(module: str) -> str:
 @functools.cache  # for three checks
 def imports_of(path: str, text: str) -> frozenset[str]:
     """Every module of fastrt that a file imports, also inside functions; not those for type checkers only."""
-    return frozenset(imported_by(path, text))
+    return read_python(path, text)[0] if path.endswith((".py", ".pyi")) else frozenset(imported_by_cython(path, text))
 
 
-def imported_by(path: str, text: str) -> Iterator[str]:
+@functools.cache  # a tree is not kept: collections would walk over all of them
+def read_python(path: str, text: str) -> tuple[frozenset[str], tuple[tuple[str, int, int], ...]]:
+    """Imports and functions of a file, which is parsed once for both."""
+    module = ast.parse(text, path)
+    functions = (node for node in ast.walk(module) if isinstance(node, FUNCTIONS))
+    sizes = ((node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1) for node in functions)
+    return frozenset(imported_by(path, module)), tuple(sizes)
+
+
+def imported_by_cython(path: str, text: str) -> Iterator[str]:
     if path.endswith((".pyx", ".pxd")):
         package = module_of(path).rpartition(".")[0]
         for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+(\([^)]*\)|[^#\n]+)", text, re.M):
@@ -88,9 +97,10 @@ def imported_by(path: str, text: str) -> Iterator[str]:
         for match in re.finditer(r"^\s*c?import\s+([\w., ]+)", text, re.M):
             yield from (name.split(" as ")[0].strip() for name in match[1].split(","))
         yield from (f"{package}.{name}" for name in re.findall(r"^\s*include\s+[\"'](\w+)\.px", text, re.M))
-    if not path.endswith((".py", ".pyi")):
-        return
-    todo: list[ast.AST] = [ast.parse(text, path)]
+
+
+def imported_by(path: str, module: ast.AST) -> Iterator[str]:
+    todo = [module]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and any(getattr(n, "id", "") == "TYPE_CHECKING" for n in ast.walk(node.test)):
@@ -172,9 +182,7 @@ def check_states_are_pure(files: Files) -> Complaints:
 def functions_of(path: str, text: str) -> Iterator[tuple[str, int, int]]:
     """Name, first line and count of lines of each function; Cython's by their indentation."""
     if path.endswith(".py"):
-        for node in ast.walk(ast.parse(text, path)):
-            if isinstance(node, FUNCTIONS):
-                yield node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1
+        yield from read_python(path, text)[1]
         return
     lines = text.splitlines()
     for i, line in enumerate(lines):

@@ -211,6 +211,7 @@ def lose_uplink_then_node(head, node, wait_until):
         node.kill()
 
 
+@pytest.mark.long  # four nodes, of which two are lost in a state that the simulator's seeds reach in each run
 def test_value_whose_node_is_lost_after_the_uplink_of_its_owner_is_made_again(head, start, runs, wait_until):
     two = start("--address", head.head, "--num-workers", "1", "--name", "two")
     array = fastrt.put(np.full(MIB, 5))
