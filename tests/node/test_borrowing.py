@@ -92,3 +92,20 @@ def test_values_are_kept_for_a_node_that_the_first_view_of_a_head_does_not_list(
     assert kept.claim("back", 7).objref == 7
     kept.drop("back")
     assert dropped == [("gone", 8)]
+
+
+def test_object_stays_held_while_another_stream_of_the_same_node_holds_it():
+    """The daemon dropped it at the first release, and the next uplink did not know what the peer claimed."""
+    streams = [{7}, {7, 8}]  # what the node holds over its two streams
+    kept, ended = Kept(), []
+    kept.find = lambda node, objref: "ref" if any(objref in one for one in streams) else None
+    kept.on_drop = lambda node, objref: None if kept.is_held(node, objref) else ended.append(objref)
+    streams[1].remove(7)
+    assert kept.is_held("peer", 7)
+    streams[0].remove(7)
+    assert not kept.is_held("peer", 7)
+    kept.keep("peer", [SimpleNamespace(objref=objref) for objref in (7, 8, 9)])  # of a stream that has ended
+    assert kept.is_held("peer", 7)
+    kept.drop("peer")  # all that the node does not claim; it still uses 8 over the other stream
+    assert ended == [7, 9]
+    assert not kept.is_held("peer", 9)

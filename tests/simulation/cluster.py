@@ -3,7 +3,8 @@
 The invariants, checked at each read and at the end:
 - a driver's operations all end once the faults have ended (no lost wake, no lost message);
 - a read gives the right value or a stated error; without lost machines and long cuts, the right value;
-- a task begins at most once more than its retries allow; retries on another node are not known to its owner;
+- a task begins at most once more than its retries allow, and once more for each run that a node which passed it on
+  had it make: the task's owner does not learn of those;
 - no node refuses what another one sends, and no process raises an unexpected error;
 - a task that was cancelled while it ran ends, wherever it runs; no task is forwarded more often than allowed;
 - an uplink's death ends the tasks that had come through it from other nodes;
@@ -23,6 +24,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,6 +154,7 @@ class Cluster:
         self.head_address = "10.0.0.1:7000"
         self.starts: dict[int, int] = {}
         self.extra_runs: dict[int, int] = {}
+        self.passed_on: dict[tuple[str, bytes], int] = {}  # tasks by the node that passed them on, and their arguments
         self.submitted: set[int] = set()
         self.nodes: list[Node] = []
         self.lost: list[Node] = []
@@ -352,6 +355,7 @@ _THREADS = SimpleNamespace(Thread=_Inline)
 def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
     """The functions that the invariants watch, and their replacements, for `patched`."""
     write, rebuild = uplink.Uplink._write, lineage.Lineage.rebuild
+    remember, run_again = lineage.Lineage.remember, lineage.Lineage._run_again
 
     async def write_noted(self: Any, exchange: Any, to: Any) -> None:
         exchange.writes_to, exchange.writes_to_side = to.__self__, to.__self__.side
@@ -362,7 +366,28 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
             cluster.world.violation(f"a value is given up although no machine was lost: {lost}")
         rebuild(self, made, origin, lost)
 
-    return [(uplink.Uplink, "_write", write_noted), (lineage.Lineage, "rebuild", rebuild_noted)]
+    def key_of(self: Any, record: Any) -> tuple[str, bytes]:
+        return self._client.segment.session, bytes(self._records[weakref.ref(record)].form.data)
+
+    def remember_noted(self: Any, task: int) -> Any:
+        record = remember(self, task)
+        if core.info(self._client, task)["hops"]:
+            cluster.passed_on[key_of(self, record)] = core.arguments(self._client, task)[1][0]
+        return record
+
+    def run_again_noted(self: Any, record: Any, lost: str) -> Any:
+        number = None if record.results or record.run is None else cluster.passed_on.get(key_of(self, record))
+        results = run_again(self, record, lost)
+        if number is not None:
+            cluster.count_extra_run(number)
+        return results
+
+    return [
+        (uplink.Uplink, "_write", write_noted),
+        (lineage.Lineage, "rebuild", rebuild_noted),
+        (lineage.Lineage, "remember", remember_noted),
+        (lineage.Lineage, "_run_again", run_again_noted),
+    ]
 
 
 def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:

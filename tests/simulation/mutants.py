@@ -67,6 +67,8 @@ MUTANTS = [
     Mutant("tidy: the shared source of a result that a peer waits for", "value_traffic",
            "*(stream.needs() for stream in self.streams)", "*(stream.references.exported for stream in self.streams)",
            225),
+    Mutant("release: one stream ends what another one holds", "uplink",
+           "        if not self._tables.kept.is_held(node, objref):\n", "        if True:\n", 2035),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(form.left - 1, 0)", "form.left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n", 4),

@@ -34,10 +34,10 @@ def test_a_fault_is_found_and_its_seed_is_printed():
 
 
 def test_growth_is_printed_for_each_size():
-    command = [sys.executable, "-m", "tests.simulation.scale", "--tasks", "200", "8", "12"]
+    command = [sys.executable, "-m", "tests.simulation.scale", "--tasks", "200", "1", "12"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert [line.split()[:2] for line in ran.stdout.splitlines()[-2:]] == [["8", "200"], ["12", "200"]]
+    assert [line.split()[:2] for line in ran.stdout.splitlines()[-2:]] == [["1", "200"], ["12", "200"]]
 
 
 def test_every_mutant_still_applies():
@@ -54,15 +54,7 @@ def test_nodes_that_leave_in_order_lose_nothing():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("first", "count"), [(2000, 11), (2012, 23), (2036, 64)])
+@pytest.mark.parametrize(("first", "count"), [(2000, 50), (2050, 50)])
 def test_many_seeds_hold(first, count):
     ran = simulate("--seed", str(first), "--seeds", str(count), "--mixed", "--jobs", "2")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="an object whose uplink is killed is given up, although its node has the value")
-@pytest.mark.parametrize("seed", [2011, 2035])
-def test_seed_of_a_fault_that_is_open(seed):
-    ran = simulate("--seed", str(seed), "--seeds", "1", "--mixed", "--no-shrink")
     assert ran.returncode == 0, ran.stdout + ran.stderr

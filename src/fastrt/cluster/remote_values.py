@@ -496,7 +496,7 @@ class Kept:
 
     Attributes:
         find: returns the object of a number that a node holds over a stream that has not ended here yet, or None.
-        on_drop: called with the node and the number of each object that was not claimed in time.
+        on_drop: called with the node and the number of each object that was not claimed, once this table has removed it.
     """
 
     def __init__(self) -> None:
@@ -517,6 +517,13 @@ class Kept:
         """Return and remove an object that a node claims; None when it is not held for that node."""
         found = self._held(node).pop(objref, None)
         return self.find(node, objref) if found is None else found
+
+    def is_held(self, node: str, objref: int) -> bool:
+        """Return whether a node may still use an object: it may claim it, or holds it over any of its streams.
+
+        Two nodes can have several streams to each other. A release on one of them does not end what another one holds.
+        """
+        return objref in self._held(node) or self.find(node, objref) is not None
 
     def drop(self, node: str) -> None:
         """Drop the objects that a node has not claimed; it has claimed all that it needs."""

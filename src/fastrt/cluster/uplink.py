@@ -126,7 +126,7 @@ class Uplink:
             messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
-        self._tables.kept.on_drop = self._orders.release
+        self._tables.kept.on_drop = self._release
         self._tables.lineage.on_store = partial(self._orders.keep, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
@@ -215,6 +215,11 @@ class Uplink:
             except FastrtError:
                 self._orders.release(row.node, row.objref)
 
+    def _release(self, node: str, objref: int) -> None:
+        """Have the daemon drop an object that a node has released on one stream, unless the node uses it otherwise."""
+        if not self._tables.kept.is_held(node, objref):
+            self._orders.release(node, objref)
+
     def _claim(self) -> None:
         """Claim from the nodes that keep values for this one; connect to them, and give up those that have left."""
         members = self._head.members.reports or None  # not known before the head has answered
@@ -267,7 +272,7 @@ class Uplink:
         exchange = Exchange(self._store, self._waiter, self._tables)
         if exchange.traffic.values is not None:
             exchange.traffic.values.on_keep = lambda ref: self._orders.keep(exchange.node, ref)
-            exchange.traffic.values.on_release = lambda objref: self._orders.release(exchange.node, objref)
+            exchange.traffic.values.on_release = lambda objref: self._release(exchange.node, objref)
         exchange.on_output = self._output.pass_to_drivers
         self._desk.serve(exchange)
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
