@@ -178,8 +178,8 @@ class Scale:
             assert self.now < 20 * WORK_S, "the tasks do not end"
 
     def death(self, noticed_s: float) -> float:
-        """Let a node die whose stream to the head ends after a time; return when the owner knows."""
-        began, dead = self.now, self.count["deaths"]
+        """Let a node die whose stream to the head ends after a time, and join again; return when the owner knows."""
+        began, dead = self.now, self.count["deaths"] % self.nodes
         self.count["deaths"] += 1
         ends_at: float | None = began + noticed_s
         while self.names[dead] in self.members.reports:
@@ -189,7 +189,13 @@ class Scale:
                 ends_at = None
             self._views()
             self._apply()
-        return self.now - began
+        known_s = self.now - began
+        self.views.report(dead, self._report(dead))
+        while self.names[dead] not in self.members.reports:
+            self.now += 0.001
+            self._views()
+            self._apply()
+        return known_s
 
 
 DEMAND = Demand(parts_of({CPU: 1}))
@@ -201,6 +207,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("nodes", type=int, nargs="*", default=[10, 100, 1000, 10_000])
     args = parser.parse_args()
+    if min(args.nodes) < 1:
+        parser.error("a size is at least one node")
     say = sys.stdout.write
     say(f"at most {args.tasks:,} tasks; CPU time of this machine, all other times virtual\n")
     say("  nodes    tasks  decisions/s  frames/task  reports/task  join B/node  head B/s/node  owner B/s  head cores")
