@@ -496,7 +496,7 @@ class Kept:
 
     Attributes:
         find: returns the object of a number that a node holds over a stream that has not ended here yet, or None.
-        on_drop: called with the node and the number of each object that was not claimed, once this table has removed it.
+        on_drop: called with the node and the number of each object that was not claimed and is not kept any more.
     """
 
     def __init__(self) -> None:
