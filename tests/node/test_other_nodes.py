@@ -1,6 +1,7 @@
 """Rows and log lines of other nodes: from busy, silent and lost nodes, by pages, and from hostile ones."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -21,12 +22,14 @@ from fastrt.foreign_text import ForeignTextError
 from fastrt.node.daemon import sweep_sessions
 from fastrt.observe import elsewhere
 from fastrt.observe.answers import STACK
+from fastrt.observe.debugging import Said, Waiting
 from fastrt.observe.memory import Summary
 from fastrt.observe.stacks import Process, Stack
 from fastrt.store import join
 from fastrt.store.messages import AskNode, ListNodes, NodePage
 from support.cluster import FASTRT, RunningNode
 from support.dashboard import Dashboard
+from support.terminal import Terminal
 
 ROWS = 3000
 LINES = 1500  # several pages
@@ -180,6 +183,54 @@ def test_memory_and_stacks_of_a_busy_node_are_read_there(busy, nodes, runtime_di
         assert re.search(rf"hold  {re.escape(__file__)}:\d+", out)
 
 
+def test_debugger_of_a_task_on_another_node_is_listed_and_used_from_here(driver, nodes, runtime_dir, wait_until):
+    @fastrt.remote(max_retries=0, scheduling="two")
+    def stops(x):
+        y = x + 1
+        breakpoint()
+        while y == 0:
+            pass
+        return y
+
+    ref = stops.remote(1)
+    path, node = nodes["one"].note.socket_path, nodes["two"].note.session
+    wait_until(lambda: elsewhere.read_stops(path, node), "the task to stop", 30)
+    (stop,) = elsewhere.read_stops(path, node)
+    out, _ = command(runtime_dir, "debug", "--list")
+    assert re.match(rf"fastrt debug {stop.pid} --node two: task .*stops \(\w+\) waits in a debugger at {__file__}", out)
+    with contextlib.ExitStack() as stack:
+
+        def start():
+            terminal = Terminal("debug", env={**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir)})
+            stack.callback(terminal.close)
+            terminal.expect(f"(pid {stop.pid} on node two) waits in a debugger")
+            return terminal
+
+        terminal = start()
+        terminal.expect("-> while y == 0:\n(Pdb) ")
+        assert terminal.ask("p y") == "2\n"
+        assert terminal.ask("y = 0") == ""
+        terminal.send("\x04", end="")
+        terminal.expect(f"the task waits on: fastrt debug {stop.pid} --node two\n")
+        again = start()
+        again.expect("(Pdb) p y\n2\n(Pdb) y = 0\n(Pdb) ")  # as it was left
+        assert "Breakpoint 1 at" in again.ask(f"b {int(stop.place.rpartition(':')[2]) + 2}")
+        again.send("c")
+        again.expect("c\n")
+        wait_until(lambda: not elsewhere.converse(path, node, stop.pid).prompt, "the loop to run")
+        again.send("\x03", end="")
+        again.expect("The code is interrupted.\n")
+        again.expect("(Pdb) ")
+        again.ask("y = 20")
+        assert "1" in again.ask("cl 1")
+        again.send("c")
+        again.expect("the task goes on without the debugger\n")
+        assert again.leave() == 0
+    assert fastrt.get(ref, timeout=30) == 20
+    assert "no task of process" in elsewhere.converse(path, node, stop.pid).end
+    assert "no task of process 1 waits" in elsewhere.converse(path, node, 1, "c").end
+
+
 def test_only_a_process_of_the_session_has_its_stack_read_for_another_node(driver, nodes):
     path, node = nodes["one"].note.socket_path, nodes["two"].note.session
     for pid in (1, os.getpid()):
@@ -225,6 +276,8 @@ def test_answer_that_is_no_rows_is_named(driver, nodes, rows, monkeypatch):
     [
         (Summary.from_rows, [{"totals": {"a": "b"}, "spill_dir": "", "more": 0}]),
         (Summary.from_rows, [{"totals": {}, "spill_dir": "", "more": 0}, {"line": {"site": "x"}}]),
+        (Waiting.from_row, {"pid": 1, "kind": "task"}),
+        (Said.from_row, {"screen": "", "prompt": None, "end": ""}),
         (Process.from_row, {"pid": 1, "kind": "worker", "tasks": {"a": 1}}),
         (
             Stack.from_row,

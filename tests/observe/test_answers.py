@@ -23,6 +23,8 @@ from fastrt.store import client as store_client
         ("memory", '{"objects": true}', ""),
         ("processes", '{"pid": 1}', ""),
         ("stack", '{"pid": true, "native": false}', ""),
+        ("debug", '{"pid": 1, "line": 5, "interrupt": false}', ""),
+        ("stops", '{"pid": 1}', ""),
         ("tasks", "{}", "-1"),
         ("tasks", "{}", "9" * 5000),
         ("tasks", '{"__class__": 1}', ""),

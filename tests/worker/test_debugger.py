@@ -113,6 +113,30 @@ def test_timeouts_of_task_and_get_stand_still(debug, stops, wait_until):
     assert got == [4]
 
 
+def test_timeout_of_wait_stands_still(debug, stops, wait_until):
+    ref = doubles.remote(1)
+    (stop,) = stops()
+    late = time.monotonic() + 0.5
+    items = fastrt.remote(num_returns="streaming")(lambda: iter([fastrt.get(ref)])).remote()
+    got = []
+
+    def waits(*refs):
+        got.append([len(some) for some in fastrt.wait(list(refs), num_returns=len(refs), timeout=0.2)])
+
+    readers = [threading.Thread(target=waits, args=some) for some in ((ref,), (ref, items))]
+    for reader in readers:
+        reader.start()
+    assert [len(some) for some in fastrt.wait([ref], timeout=0)] == [0, 1]
+    wait_until(lambda: time.monotonic() > late, "the limits to pass")
+    assert got == []
+    terminal = debug(stop.pid)
+    terminal.expect("(Pdb) ")
+    terminal.send("c")
+    for reader in readers:
+        reader.join()
+    assert sorted(got) == [[1, 0], [2, 0]]
+
+
 def test_timeout_goes_on_after_the_debugger(debug, stops):
     @fastrt.remote(max_retries=0, timeout=3)
     def hangs():

@@ -8,17 +8,16 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import sockets
+from fastrt.cli.look import Member, members
 
 if TYPE_CHECKING:
-    from fastrt.store.debugging import Stop
+    from fastrt.observe.debugging import Waiting
     from fastrt.store.join import Link
 
 _COMPLETE_S = 2.0  # to wait for the words that a word can become
@@ -30,11 +29,15 @@ _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # as pdb's own
 @click.argument("pid", type=click.IntRange(1), required=False)
 @click.option("--list", "lists", is_flag=True, help="Only list those that wait.")
 @click.option("--session", help="Only sessions whose names begin with this; see fastrt status.")
-def debug(pid: int | None, lists: bool, session: str | None) -> None:
+@click.option("--node", default="", metavar="NAME|ID", help="Only tasks on this node of the cluster.")
+@click.option("--this-node", is_flag=True, help="Do not ask nodes of the cluster on other machines.")
+def debug(pid: int | None, lists: bool, session: str | None, node: str, this_node: bool) -> None:
     """Debug a task or a call that waits in breakpoint(), or that has raised: the one of process PID, or the only one.
 
     All commands of pdb work. c lets the task go on, q ends it. Ctrl-D leaves the task waiting: the command can be
     called again. Ctrl-C stops code that runs. Without PID, several that wait are listed.
+
+    Tasks on other nodes of the session's cluster are listed and debugged, too; there, the tabulator completes no words.
     \f
     Raises:
         click.ClickException: nothing waits, or not in that process.
@@ -42,31 +45,58 @@ def debug(pid: int | None, lists: bool, session: str | None) -> None:
     from fastrt.errors import FastrtError
     from fastrt.observe import debugging
 
-    found = [(path, stop) for path in sockets(session) for stop in debugging.waiting(path)]
-    chosen = [(path, stop) for path, stop in found if pid in (None, stop.pid)]
+    found = _waiting(members(session, node, this_node))
+    chosen = [(member, one) for member, one in found if pid in (None, one.pid)]
     if not chosen:
         what = f"no task of process {pid}" if pid is not None else "no task"
-        others = f"; these do:\n{_listed([stop for _, stop in found])}" if found else ""
+        others = f"; these do:\n{_listed(found)}" if found else ""
         raise click.ClickException(f"{what} waits in a debugger{others}")
     if lists or len(chosen) > 1:
-        click.echo(_listed([stop for _, stop in chosen]))
+        click.echo(_listed(chosen))
         return
-    ((path, stop),) = chosen
+    ((member, one),) = chosen
+    if not member.is_here:
+        from fastrt.cli.debug_far import FarTerminal
+
+        FarTerminal(str(member.path), member.id, member.name, one).run()
+        return
     try:
-        link = debugging.attach(path, stop.pid)
+        link = debugging.attach(member.path, one.pid)
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc
-    _Terminal(link, stop).run()
+    _Terminal(link, one).run()
 
 
-def _listed(stops: list[Stop]) -> str:
-    """A line for each task that waits."""
-    now = time.monotonic()
-    return "\n".join(
-        f"fastrt debug {stop.pid}: {stop.kind} {stop.name}{f' ({stop.task:016x})' if stop.task else ''} {stop.reason} "
-        f"at {stop.place} in {stop.function}, for {now - stop.since:.0f} s"
-        for stop in stops
-    )
+def _waiting(wanted: list[Member]) -> list[tuple[Member, Waiting]]:
+    """The tasks that wait, and their nodes; nodes that do not answer are named."""
+    from fastrt.errors import FastrtError
+    from fastrt.observe import debugging, elsewhere
+
+    others = {one.id: str(one.path) for one in wanted if not one.is_here}
+    answers = elsewhere.of_each(others, lambda node: elsewhere.read_stops(others[node], node)) if others else {}
+    found = []
+    for member in wanted:
+        some = answers.get(member.id, [])
+        if member.is_here:
+            some = [debugging.Waiting.of(stop) for stop in debugging.waiting(member.path)]
+        if isinstance(some, FastrtError):
+            click.echo(f"fastrt: the debuggers of node {member.name} are missing: {some}", err=True)
+        else:
+            found += [(member, one) for one in some]
+    return found
+
+
+def _listed(found: list[tuple[Member, Waiting]]) -> str:
+    """A line for each task that waits, with the command that debugs it."""
+    lines = []
+    for member, one in found:
+        command = f"fastrt debug {one.pid}{f' --node {member.name}' * (not member.is_here)}"
+        task = f" ({one.task})" if one.task else ""
+        lines.append(
+            f"{command}: {one.kind} {one.name}{task} {one.reason} at {one.place} in {one.function}, for "
+            f"{one.seconds:.0f} s"
+        )
+    return "\n".join(lines)
 
 
 class _HungUpError(Exception):
@@ -84,7 +114,7 @@ class _Terminal:
         stop: the task that waits there.
     """
 
-    def __init__(self, link: Link, stop: Stop) -> None:
+    def __init__(self, link: Link, stop: Waiting) -> None:
         self._link, self._stop = link, stop
         self._is_reading = False  # a line from the terminal
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

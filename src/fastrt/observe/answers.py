@@ -21,7 +21,7 @@ from fastrt.observe import reading
 from fastrt.store.client import Store
 from fastrt.tasks import packages
 
-LOG, MEMORY, PROCESSES, STACK = "log", "memory", "processes", "stack"
+LOG, MEMORY, PROCESSES, STACK, STOPS, DEBUG = "log", "memory", "processes", "stack", "stops", "debug"
 ROWS_MAX = 1000  # of one page
 BYTES_MAX = 256 << 10  # of one page
 _TEXT_MAX = 16 << 10  # characters of one text; of a line of the log: 64 KiB
@@ -96,7 +96,7 @@ def _whole(rows: _Rows) -> Answer:
     """Answer with all rows on one page, or as many of the first as it holds; `total` counts all."""
     texts, size = [], 2
     for row in rows[:ROWS_MAX]:
-        text = json.dumps(_shortened(row))
+        text = json.dumps(_shortened(row) if len(rows) > 1 else row)
         size += len(text) + 2
         if size > BYTES_MAX:
             break
@@ -127,18 +127,34 @@ def _stack(store: Store, filters: dict[str, Any]) -> _Rows:
     return [one.to_row() for one in stacks.read(process, native=filters["native"])]
 
 
+def _stops(store: Store, filters: dict[str, Any]) -> _Rows:
+    from fastrt.observe import debugging
+
+    _allow(filters)
+    return [asdict(debugging.Waiting.of(stop)) for stop in debugging.waiting(Path(store.socket_path))]
+
+
+def _debug(store: Store, filters: dict[str, Any]) -> _Rows:
+    """Pass a line, if there is one, to the debugger of a process of this session."""
+    from fastrt.observe import debugging
+
+    _allow(filters, pid=int, line=(str, type(None)), interrupt=bool)
+    return [asdict(debugging.converse(Path(store.socket_path), filters["pid"], filters["line"], filters["interrupt"]))]
+
+
 _WHOLE: dict[str, Callable[[Store, dict[str, Any]], _Rows]] = {
-    MEMORY: _memory, PROCESSES: _processes, STACK: _stack,
+    MEMORY: _memory, PROCESSES: _processes, STACK: _stack, STOPS: _stops, DEBUG: _debug,
 }  # fmt: skip
 
 
-def _allow(filters: dict[str, Any], **kinds: type) -> None:
+def _allow(filters: dict[str, Any], **kinds: type | tuple[type, ...]) -> None:
     """Check that a question has exactly these fields.
 
     Raises:
         ValueError: it has others.
     """
-    if filters.keys() != kinds.keys() or any(type(filters[name]) is not kind for name, kind in kinds.items()):
+    some = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in kinds.items()}
+    if filters.keys() != kinds.keys() or any(type(filters[name]) not in kind for name, kind in some.items()):
         raise ValueError(f"the question has the fields {', '.join(kinds) or '(none)'}")
 
 

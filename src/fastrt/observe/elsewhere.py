@@ -19,7 +19,8 @@ from fastrt.cluster.questions import ROWS_BYTES_MAX, SOCKET, Answer, Question
 from fastrt.errors import AttachError, FastrtError
 from fastrt.foreign_text import ForeignTextError, read_json
 from fastrt.node.log_files import LogLine, Page
-from fastrt.observe.answers import LOG, MEMORY, PROCESSES, ROWS_MAX, STACK
+from fastrt.observe.answers import DEBUG, LOG, MEMORY, PROCESSES, ROWS_MAX, STACK, STOPS
+from fastrt.observe.debugging import Said, Waiting
 from fastrt.observe.listing import Row
 from fastrt.observe.memory import Summary
 from fastrt.observe.stacks import Process, Stack
@@ -188,6 +189,33 @@ def read_stack(
     """
     question = Question(STACK, json.dumps({"pid": pid, "native": native}), "", 0)
     return [Stack.from_row(row) for row in _parse(ask(socket_path, node, question, timeout_s))]
+
+
+def read_stops(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> list[Waiting]:
+    """List the tasks of another node that wait in a debugger; arguments and errors as for `read_memory`."""
+    return [Waiting.from_row(row) for row in _parse(ask(socket_path, node, Question(STOPS, "{}", "", 0), timeout_s))]
+
+
+def converse(
+    socket_path: str, node: str, pid: int, line: str | None = None, *, interrupt: bool = False,
+    timeout_s: float = ANSWER_S,
+) -> Said:  # fmt: skip
+    """Talk to the debugger of a process of another node.
+
+    Args:
+        socket_path: of this node's daemon.
+        node: the other node's NodeID.
+        pid: of the process there.
+        line: for the debugger, if it waits for one; None: only look.
+        interrupt: stop the code that runs.
+        timeout_s: how long the node has to answer.
+    Raises:
+        NodeSilentError: it did not answer.
+        ForeignTextError: it sent something else.
+    """
+    question = Question(DEBUG, json.dumps({"pid": pid, "line": line, "interrupt": interrupt}), "", 0)
+    rows = _parse(ask(socket_path, node, question, timeout_s))
+    return Said.from_row(rows[0] if rows else None)
 
 
 def read_log(

@@ -410,7 +410,7 @@ class Store:
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """Return (ready, not ready) once `num_returns` are ready or the timeout has passed; see `fastrt.wait`."""
         if self.on_block is None:
-            return handles.wait_some(self.client, refs, num_returns, timeout, self.spin_s)
+            return mixed.wait_plain(self, refs, num_returns, timeout, self.spin_s)
         ready, others = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
         if timeout is None and self.help_with is not None:
             for ref in others:
@@ -420,7 +420,7 @@ class Store:
         if len(ready) == num_returns or timeout == 0:
             return ready, others
         with self.blocked():
-            return handles.wait_some(self.client, refs, num_returns, timeout, 0.0)
+            return mixed.wait_plain(self, refs, num_returns, timeout, 0.0)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

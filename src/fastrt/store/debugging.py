@@ -11,9 +11,9 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fastrt._core.memory.segment import start_time
 from fastrt._core.objects import handles
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.ref import ObjectRef
 
+_T = TypeVar("_T")
 _STOPS_KEPT = 32  # of one process; older ones no longer extend a timeout
 _TEXT_MAX = 500  # characters of a name or path in the file
 _FILE_BYTES_MAX = 1 << 20
@@ -193,6 +194,52 @@ def stood_still(folder: Path, job: int, since: float) -> StandStill:
     return StandStill(overlap_s(spans, since, now), not all(stop.until for stop in held))
 
 
+class Patience:
+    """A timeout that has passed just now, and goes on for as long as it stood still.
+
+    Args:
+        store: this process's attachment.
+        timeout: in seconds.
+
+    Attributes:
+        deadline: when the timeout is over, by the monotonic clock, as far as `left_s` has found.
+    """
+
+    def __init__(self, store: Store, timeout: float) -> None:
+        task = store.task_here()
+        self._job = store.client.job if task is None else tasks.info(store.client, task)["job"]
+        self._folder, self._timeout = folder_of(store.socket_path), timeout
+        self._since = time.monotonic() - timeout
+        self.deadline = self._since + timeout
+
+    def left_s(self) -> float | None:
+        """How many seconds to wait on before the next call; None: the timeout is over."""
+        still = stood_still(self._folder, self._job, self._since)
+        self.deadline = self._since + self._timeout + still.seconds
+        left_s = self.deadline - time.monotonic()
+        return LOOK_S if still.now else left_s if left_s > 0 else None
+
+
+def wait_some(
+    store: Store, timeout: float, found: _T, is_enough: Callable[[_T], bool], wait: Callable[[float], _T]
+) -> _T:
+    """Wait for some references after a timeout that stood still while a task of this program waited in a debugger.
+
+    Args:
+        store: this process's attachment.
+        timeout: that has passed just now, in seconds.
+        found: what the wait has found until now.
+        is_enough: whether the wait is over with that.
+        wait: waits for so many seconds more, and returns what it finds.
+    Returns:
+        The last result of the wait.
+    """
+    patience = Patience(store, timeout)
+    while not is_enough(found) and (left_s := patience.left_s()) is not None:
+        found = wait(left_s)
+    return found
+
+
 def wait_on(store: Store, refs: list[ObjectRef], timeout: float | None) -> float:
     """Wait for references after a timeout that stood still while a task of this program waited in a debugger.
 
@@ -205,17 +252,11 @@ def wait_on(store: Store, refs: list[ObjectRef], timeout: float | None) -> float
     Raises:
         GetTimeoutError: the timeout is over.
     """
-    task = store.task_here()
-    job = store.client.job if task is None else tasks.info(store.client, task)["job"]
-    folder, since = folder_of(store.socket_path), time.monotonic() - (timeout or 0.0)
-    while True:
-        still = stood_still(folder, job, since)
-        deadline = since + (timeout or 0.0) + still.seconds
-        left_s = deadline - time.monotonic()
-        if not timeout or (left_s <= 0 and not still.now):
-            break
-        if handles.wait_all(store.client, refs, LOOK_S if still.now else left_s, 0.0):
-            return deadline
+    if timeout:
+        patience = Patience(store, timeout)
+        while (left_s := patience.left_s()) is not None:
+            if handles.wait_all(store.client, refs, left_s, 0.0):
+                return patience.deadline
     waiting = [ref for ref in refs if not handles.is_ready(store.client, ref)]
     raise GetTimeoutError(
         f"{len(waiting)} of {len(refs)} objects were not ready after {timeout} s, the first is "
