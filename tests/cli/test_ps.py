@@ -70,14 +70,14 @@ def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_p
     token = None if anonymous else read_token(tmp_path / "token")
     members = [member(address, role, name, token) for role, name in names]
     try:
-        ranks = [one.wait_ready(20) for one in members]
+        ranks = [one.wait_ready(60) for one in members]
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(10)
         first = serve("--address", address, *words)
         assert [view.member_id for view in members[2].fetch()] == ["s0", "w0", "w1"]
         for one in members:
             one.publish(1)
-            one.wait_for(lambda one=one: one.phase is Phase.READY, 20, "the cluster to be ready again")
+            one.wait_for(lambda one=one: one.phase is Phase.READY, 60, "the cluster to be ready again")
         assert [one.rank for one in members] == ranks
         shown = run("status", "--address", address, *secret).stdout
         assert all(name in shown for name in ("3 members", "w0", "w1", "s0", "alive"))
@@ -87,9 +87,9 @@ def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_p
         first.process.send_signal(signal.SIGKILL)  # that they have finished outlives it too
         first.process.wait(10)
         first = serve("--address", address, *words)
-        members[0].finish()
+        members[0].finish(60)
         for one in members:
-            one.wait_ended()
+            one.wait_ended(60)
     finally:
         for one in members:
             one.close()

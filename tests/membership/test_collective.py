@@ -29,7 +29,7 @@ def each(members: list[Any], work: Callable[[MemberGroup], Any], name: str = "de
     """What each member's work comes to, all at once; an error in the place of a value."""
 
     def one(member: Any) -> Any:
-        member.wait_ready(20)
+        member.wait_ready(60)
         with MemberGroup(member, name, **options) as group:
             try:
                 return work(group)
@@ -143,7 +143,7 @@ def test_group_of_a_member_whose_place_another_one_has_ends(serve: Any, join: An
     """Who is in its place is in no group of before, which would be waited in until the time is up."""
     service, members = workers(serve, join, 2)
     for member in members:
-        member.wait_ready(20)
+        member.wait_ready(60)
     with MemberGroup(members[0], ranks=[0, 1]) as group, MemberGroup(members[1], ranks=[0, 1]) as lost:
         with ThreadPoolExecutor(1) as pool:
             there = pool.submit(lost.barrier)
@@ -151,8 +151,8 @@ def test_group_of_a_member_whose_place_another_one_has_ends(serve: Any, join: An
             there.result()
         members[1].close()
         newcomer = join(service.address, WORKER, member_id="another")
-        assert newcomer.wait_ready(20) == 1
-        members[0].wait_for(lambda: any(view.member_id == "another" for view in members[0].members), 20, "the newcomer")
+        assert newcomer.wait_ready(60) == 1
+        members[0].wait_for(lambda: any(view.member_id == "another" for view in members[0].members), 60, "the newcomer")
         with pytest.raises(PeerDied, match="has left the cluster") as told:
             group.barrier(timeout_s=50)
         assert told.value.rank == 1
@@ -197,7 +197,7 @@ class Foreign:
 def test_member_without_tags_takes_part_as_in_the_original(serve: Any, join: Any, raw: Any, listener: Any) -> None:
     service, [member] = workers(serve, join, 2, here=1)
     foreign = Foreign(service.address, raw, listener, "foreign")
-    member.wait_ready(20)
+    member.wait_ready(60)
     assert foreign.meet(member.rank) == 1
     group = MemberGroup(member)
     mine, theirs = np.arange(5, dtype=np.float32), np.full(5, 10, np.float32)
@@ -242,7 +242,7 @@ def test_conversation_captured_from_the_original_comes_out_the_same(
 ) -> None:
     service, [member] = workers(serve, join, 3, here=1)
     others = {rank: Foreign(service.address, raw, listener, f"foreign {rank}") for rank in (1, 2)}
-    member.wait_ready(20)
+    member.wait_ready(60)
     assert [one.meet(0) for one in others.values()] == [1, 2]
     group = MemberGroup(member)
     with ThreadPoolExecutor(1) as pool:

@@ -43,7 +43,7 @@ def test_http_shows_the_cluster_scales_it_and_instructs_its_servers(serve: Any, 
     assert content["error_message"].startswith("The cluster is not ready.")
     servers = [join(service.address, SERVER, member_id=f"s{i}", on_data=answer) for i in range(2)]
     worker = join(service.address, WORKER, member_id="w0")
-    worker.wait_ready(20)
+    worker.wait_ready(60)
     assert http(service, "GET", "/state")[1]["cluster_state"] == "CLUSTER_READY"
     assert http(service, "GET", "/nodes") == (
         200,
@@ -76,7 +76,7 @@ def test_instruction_that_a_server_cannot_carry_out_is_answered_and_nobody_is_lo
 
     service = serve(1, 2, http_address="127.0.0.1:0", token=TOKEN)
     servers = [join(service.address, SERVER, member_id=f"s{k}", on_data=[None, fail][k]) for k in range(2)]
-    join(service.address, WORKER).wait_ready(20)
+    join(service.address, WORKER).wait_ready(60)
     for _ in range(2):
         status, content = http(service, "POST", "/newInstance", {"a": 1})
         texts = {rank: json.loads(text)["error_message"] for rank, text in content["result"].items()}
@@ -107,7 +107,7 @@ def test_http_refuses_in_words(
     serve: Any, join: Any, method: str, path: str, body: Any, status: int, words: str
 ) -> None:
     service = serve(0, 1, http_address="127.0.0.1:0", token=TOKEN)
-    join(service.address, SERVER).wait_ready(20)
+    join(service.address, SERVER).wait_ready(60)
     try:
         found, content = http(service, method, path, body)
     except MemberUnreachableError:  # a body too large need not be read to its end

@@ -52,7 +52,7 @@ def cluster(serve: Any, join: Any, workers: int = 2, servers: int = 2, **options
     names = [(WORKER, f"w{i}") for i in range(workers)] + [(SERVER, f"s{i}") for i in range(servers)]
     members = [join(service.address, role, member_id=name) for role, name in names]
     for member in members:
-        member.wait_ready(20)
+        member.wait_ready(60)
     return service, members
 
 
@@ -175,8 +175,8 @@ def test_members_find_each_other_and_send_data(serve: Any, join: Any) -> None:
 
     servers = [join(service.address, SERVER, on_data=answer) for _ in range(2)]
     worker = join(service.address)
-    worker.wait_ready(20)
-    assert worker.send(servers[1].wait_ready(20) or 0, b"abc", command=51) == b"51 1 0 cba"
+    worker.wait_ready(60)
+    assert worker.send(servers[1].wait_ready(60) or 0, b"abc", command=51) == b"51 1 0 cba"
     assert worker.broadcast(b"") == {0: b"0 1 0 ", 1: b"0 1 0 "}
     assert [view.role for view in worker.fetch()] == [SERVER, SERVER, WORKER]
     big = random.Random(1).randbytes(3 << 20)
@@ -194,7 +194,7 @@ def test_server_that_fails_or_takes_no_data_is_an_error_for_that_call(serve: Any
     service = serve(1, 1)
     join(service.address, SERVER, on_data=fail)
     worker = join(service.address)
-    worker.wait_ready(20)
+    worker.wait_ready(60)
     with pytest.raises(MemberUnreachableError, match="ended before the response"):
         worker.send(0, b"bad")
     assert worker.send(0, b"good") == b"good"
@@ -220,13 +220,13 @@ def test_death_is_noticed_by_the_closed_socket_and_the_same_id_comes_back(
     service = serve(2, 0)
     one = join(service.address, member_id="w0", on_event=told.append, heartbeat_s=60.0)
     two = join(service.address, member_id="w1", heartbeat_s=60.0)
-    one.wait_ready(20)
+    one.wait_ready(60)
     two.close()  # heartbeats are a minute apart: only the socket can tell
-    one.wait_for(lambda: one.phase is Phase.NODE_TIMEOUT, 20, "word of the death")
+    one.wait_for(lambda: one.phase is Phase.NODE_TIMEOUT, 60, "word of the death")
     wait_until(lambda: MemberEvent.NODE_TIMEOUT in told, "the event")
     back = join(service.address, member_id="w1", heartbeat_s=60.0)
-    assert back.wait_ready(20) == 1
-    one.wait_for(lambda: one.phase is Phase.READY, 20, "the return")
+    assert back.wait_ready(60) == 1
+    one.wait_for(lambda: one.phase is Phase.READY, 60, "the return")
     assert ids(one.members) == ids(back.members) == [(WORKER, 0, "w0", True), (WORKER, 1, "w1", True)]
 
 
@@ -235,8 +235,8 @@ def test_silent_member_is_lost_by_the_second_line(serve: Any, join: Any, raw: An
     one = join(service.address, member_id="w0")
     own, silent = listener(), raw(service.address)
     register(silent, "w1", own.port)
-    assert one.wait_ready(20) == 0
-    one.wait_for(lambda: one.phase is Phase.NODE_TIMEOUT, 20, "the silence to be noticed")
+    assert one.wait_ready(60) == 0
+    one.wait_for(lambda: one.phase is Phase.NODE_TIMEOUT, 60, "the silence to be noticed")
     silent.read()
     assert silent.read() is None
 
@@ -252,7 +252,7 @@ def test_broadcast_waits_for_nobody(
     register(raw(service.address), "gone", gone.port)
     gone.socket.close()
     one = join(service.address, on_message=messages.append)
-    one.wait_for(lambda: one.phase in (Phase.READY, Phase.NODE_TIMEOUT), 20, "metadata")
+    one.wait_for(lambda: one.phase in (Phase.READY, Phase.NODE_TIMEOUT), 60, "metadata")
     for number in range(50):
         one.publish(number)
     wait_until(lambda: messages == list(range(50)), "all events")
@@ -262,13 +262,13 @@ def test_events_reach_all_and_all_finish(serve: Any, join: Any, wait_until: Call
     service = serve(1, 1)
     heard: list[list[int]] = [[], []]
     members = [join(service.address, role, on_message=heard[i].append) for i, role in enumerate((WORKER, SERVER))]
-    members[0].wait_ready(20)
+    members[0].wait_ready(60)
     members[1].publish(9)
     wait_until(lambda: heard == [[9], [9]], "the event at both")
     with pytest.raises(ClusterTimeoutError):
         members[0].finish(timeout_s=0.1)
     members[1].finish()
-    members[0].wait_ended()
+    members[0].wait_ended(60)
     assert service.finished.wait(10)
 
 
@@ -319,7 +319,7 @@ def test_scale_out_and_in_under_traffic(serve: Any, join: Any, wait_until: Calla
 
     servers = [join(service.address, SERVER, member_id="s0", on_data=take)]
     worker = join(service.address, WORKER, member_id="w0", before_scale=before, after_scale=after)
-    worker.wait_ready(20)
+    worker.wait_ready(60)
     sent: list[bytes] = []
     failures: list[BaseException] = []
 
@@ -352,7 +352,7 @@ def test_scale_out_and_in_under_traffic(serve: Any, join: Any, wait_until: Calla
             else:
                 leaver = next(server for server in servers if server.rank == 1)
                 scale(service, leaving=[leaver.member_id])
-                leaver.wait_for(lambda leaver=leaver: leaver.rank is None, 20, "the leave")
+                leaver.wait_for(lambda leaver=leaver: leaver.rank is None, 60, "the leave")
                 servers.remove(leaver)
                 leaver.finish()
             settled([*servers, worker, other], counts)
@@ -373,7 +373,7 @@ def test_scale_out_without_enough_newcomers_is_taken_back(
     told: list[MemberEvent] = []
     worker = join(service.address, WORKER, on_event=told.append)
     server = join(service.address, SERVER)
-    worker.wait_ready(20)
+    worker.wait_ready(60)
     scale(service, servers=2)
     extra = join(service.address, SERVER)
     wait_until(lambda: MemberEvent.SCALE_TAKEN_BACK in told, "the round to be taken back")
@@ -422,11 +422,11 @@ def test_grpc_member_takes_part_beside_one_of_frames(serve: Any, join: Any, stac
     assert (told.pb_meta.cmd, told.pb_meta.role) == (Command.SEND_METADATA, Role.SCHEDULER)
     assert wire.SendMetadata.FromString(told.data).worker_num == 2
     foreign.outgoing.put(told)  # the acknowledgement is no request
-    member.wait_ready(20)
+    member.wait_ready(60)
     member.publish(5)
     assert wire.EventResp.FromString(foreign.read().data).event == 5
     foreign.close()
-    member.wait_for(lambda: member.phase is Phase.NODE_TIMEOUT, 20, "word of the death")
+    member.wait_for(lambda: member.phase is Phase.NODE_TIMEOUT, 60, "word of the death")
 
 
 def test_grpc_wants_the_token_and_ends_a_stream_that_makes_no_sense(serve: Any, stack: Any) -> None:
@@ -448,7 +448,7 @@ def test_restarted_scheduler_goes_on_with_its_members(serve: Any, join: Any, tmp
     service = serve(2, 1, state_dir=tmp_path)
     names = [(WORKER, "w0"), (WORKER, "w1"), (SERVER, "s0")]
     members = [join(service.address, role, member_id=name) for role, name in names]
-    assert [member.wait_ready(20) for member in members] == [0, 1, 0]
+    assert [member.wait_ready(60) for member in members] == [0, 1, 0]
     before = ids(members[0].fetch())
     service.stop()
     again = serve(2, 1, state_dir=tmp_path, address=service.address)
@@ -466,9 +466,9 @@ def test_restart_within_a_scale_out_takes_it_back_and_the_next_one_goes_through(
     service = serve(1, 1, state_dir=tmp_path)
     worker = join(service.address, WORKER, member_id="w0", on_event=told.append)
     server = join(service.address, SERVER, member_id="s0")
-    worker.wait_ready(20)
+    worker.wait_ready(60)
     scale(service, servers=1)
-    worker.wait_for(lambda: worker.phase is Phase.SCALE_OUT, 20, "the scaling to begin")
+    worker.wait_for(lambda: worker.phase is Phase.SCALE_OUT, 60, "the scaling to begin")
     service.stop()
     again = serve(1, 1, state_dir=tmp_path, address=service.address)
     settled([worker, server], (1, 1))

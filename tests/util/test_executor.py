@@ -495,7 +495,7 @@ def test_idle_futures_use_no_thread_each_and_no_processor(rt, gate, wait_until):
         assert int(times.read_text().split()[2]) - ran <= 5  # every 250 ms, and for news
         gate.touch()
         assert [future.result() for future in futures] == [None] * 300
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
 
 
 def test_an_executor_is_useless_in_a_forked_child_and_says_so(rt):
