@@ -374,9 +374,8 @@ def test_what_is_no_resource_is_refused(given):
         Config.load(object_store_memory="64MiB", resources=given)
 
 
-def test_resources_need_workers_and_lineage_may_keep_nothing():
-    with pytest.raises(ConfigError, match="without workers"):
-        Config.load(object_store_memory="64MiB", num_workers=0, resources={"gpu": 1})
+def test_a_node_without_workers_has_resources_and_lineage_may_keep_nothing():
+    assert Config.load(object_store_memory="64MiB", num_workers=0, resources={"pen": 1}).resources == {"pen": 1}
     assert Config.load(object_store_memory="64MiB", lineage_bytes=0).lineage_bytes == 0
     with pytest.raises(ConfigError, match="lineage_bytes"):
         Config.load(object_store_memory="64MiB", lineage_bytes=-1)

@@ -58,8 +58,8 @@ class Config:
     """The settings of one runtime, checked. Make one with `Config.load`.
 
     Attributes:
-        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota. 0 is
-            allowed only for a node of a cluster; its tasks then run on other nodes.
+        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota. With 0
+            only actors and tasks with `num_cpus=0` run on the node; its other tasks run on other nodes.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
         memory: bytes that tasks and actors with the option `memory=` share; accepts "2GiB"; default: the memory that
@@ -200,8 +200,6 @@ class Config:
                 f"{needed}; raise clients_max or lower num_workers"
             )
         self.devices  # noqa: B018  (raises)
-        if any(self.resources.values()) and not self.num_workers:
-            raise ConfigError(f"resources={self.resources!r} on a node without workers: nothing could use them")
 
 
 @dataclass(frozen=True)

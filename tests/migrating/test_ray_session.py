@@ -11,6 +11,7 @@ from fastrt import ray
 from fastrt.errors import AttachError, ConfigError
 from fastrt.ray import cloudpickle
 from fastrt.ray.util import annotations
+from support.cluster import RunningNode
 
 
 @ray.remote
@@ -145,3 +146,49 @@ def test_logging_config_writes_lines_of_text_or_json(capsys):
 
 def test_marks_of_stability_return_what_they_mark():
     assert annotations.PublicAPI(len) is annotations.DeveloperAPI(stability="beta")(len) is len
+
+
+def test_init_without_an_address_joins_the_node_that_runs_here(program, runtime_dir):
+    node = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    code = f"""
+        import os
+        from fastrt import ray
+        os.environ["FASTRT_RUNTIME_DIR"] = {str(runtime_dir)!r}
+        for variables in ({{}}, {{"RAY_ADDRESS": {node.head!r}}}, {{"RAY_ADDRESS": "auto"}}):
+            os.environ.update(variables)
+            with ray.init() as context:
+                assert context["node_id"] == {node.note.session!r}, context
+        try:
+            ray.init(num_cpus=1)
+        except ValueError as exc:
+            assert "num_workers; give them to `fastrt start`" in str(exc), exc
+        os.environ["RAY_ADDRESS"] = "127.0.0.1:1"
+        try:
+            ray.init()
+        except ConnectionError as exc:
+            assert "127.0.0.1:1" in str(exc), exc
+        with ray.init("local", num_cpus=1, object_store_memory=64 << 20) as context:
+            assert context["node_id"] != {node.note.session!r}
+        print("done")
+    """
+    try:
+        assert program(code).finish()[0] == "done\n"
+    finally:
+        node.stop()
+
+
+def test_a_session_without_cpus_runs_actors_and_tasks_that_ask_for_none(program):
+    one = program(
+        """
+        from fastrt import ray
+        with ray.init(num_cpus=0, resources={"special": 1}, object_store_memory=64 << 20):
+            assert "CPU" not in ray.cluster_resources() and ray.cluster_resources()["special"] == 1
+            waits = ray.remote(lambda: 3).remote()
+            assert ray.wait([waits], timeout=0.1)[0] == []
+            assert ray.get(Total.options(resources={"special": 1}).remote().pid.remote()) > 0
+            free = ray.remote(lambda: 5).options(num_cpus=0)
+            assert ray.get([free.remote() for _ in range(4)]) == [5] * 4
+            print("done")
+        """.replace("Total", "ray.remote(type('Total', (), {'pid': lambda self: __import__('os').getpid()}))")
+    )
+    assert one.finish()[0] == "done\n"

@@ -214,5 +214,3 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
         fastrt.init(address="auto", runtime_dir=runtime_dir)
     with pytest.raises(fastrt.ConfigError, match="give them to `fastrt start`"):
         fastrt.init(2, address="auto", runtime_dir=runtime_dir)
-    with pytest.raises(fastrt.ConfigError, match="num_workers=0"):
-        fastrt.init(0, runtime_dir=runtime_dir)

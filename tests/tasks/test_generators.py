@@ -513,9 +513,10 @@ def test_generator_where_references_are_wanted_is_refused_with_what_to_pass():
         yield 1
 
     generator = items.remote()
-    calls = (fastrt.get, lambda one: fastrt.get([one]), fastrt.wait, lambda one: fastrt.as_completed([one]))
-    for call in calls:
+    for call in (lambda one: fastrt.get([one]), fastrt.wait):
         with pytest.raises(TypeError, match=r"ObjectRefGenerator; next\(generator\) gives the reference"):
             call(generator)
+    assert fastrt.get(generator) is generator
+    assert list(fastrt.as_completed([generator])) == [generator]
     ready, _ = fastrt.wait([next(generator), generator.completed()], num_returns=2)
     assert fastrt.get(ready) == [1, None]

@@ -169,7 +169,7 @@ class Admission:
             info: its record, as `actors.info` returns it.
             again: whether its process has just ended: an order to forward it has been carried out.
         """
-        if info["demand"] is None and self.placing.total.get(CPU):
+        if info["demand"] is None and self.placing.total:
             return True
         demand = self._demand_of_actor(info)
         key = _key_of(actor, info["gen"], info)

@@ -10,13 +10,21 @@ from fastrt.net.address import own_address
 from fastrt.tasks.resources import CPU, HEAD, MEMORY, NODE, STORE_MEMORY, parts_of
 
 
-def resources_of(config: Config, is_head: bool) -> dict[str, int]:
-    """Return the parts of a node's resources by name, with those that each node has under names of Ray."""
-    amounts: dict[str, float] = {CPU: config.num_workers}
-    if config.num_workers:
-        amounts |= {MEMORY: config.memory, STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
-        amounts |= {**({HEAD: 1} if is_head else {}), **config.resources}
-    return dict(parts_of(amounts))
+def resources_of(config: Config, is_head: bool, cluster: bool) -> dict[str, int]:
+    """Return the parts of a node's resources by name, with those that each node has under names of Ray.
+
+    A node without workers in a cluster has none, and so runs nothing itself, unless it was given resources of its own.
+
+    Args:
+        config: the node's settings.
+        is_head: whether it is the node with the head, or not in a cluster.
+        cluster: whether it is in a cluster.
+    """
+    if cluster and not config.num_workers and not any(config.resources.values()):
+        return {}
+    amounts: dict[str, float] = {CPU: config.num_workers, MEMORY: config.memory}
+    amounts |= {STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
+    return dict(parts_of({**amounts, **({HEAD: 1} if is_head else {}), **config.resources}))
 
 
 def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:

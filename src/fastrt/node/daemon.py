@@ -150,8 +150,8 @@ class Daemon:
         )
         self._monitor = MemoryMonitor(self._client, config.memory_threshold, pool.actors, self._output.log)
         self._admission = Admission(
-            self._store(), resources_of(config, is_head), config.labels, cluster, self._runs_tasks, self._is_blocked,
-            self._want_actors, self._output.log,
+            self._store(), resources_of(config, is_head, cluster), config.labels, cluster, self._runs_tasks,
+            self._is_blocked, self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(
@@ -517,11 +517,11 @@ class Daemon:
         return any(m.index == client and m.pid in self._pool.blocked for m in self._members)
 
     def _staff(self) -> None:
-        if self._config.num_workers:
-            most = max(self._config.num_workers, self._config.clients_dense // 2)  # the rest is for other processes
-            # At least one, however many CPUs actors have: tasks without demands must not wait until they end.
-            self._pool.size = max(1, min(self._config.num_workers + self._admission.further_workers(), most))
-            want_workers(self._client, self._pool.size)
+        cpus = self._config.num_workers
+        most = max(cpus, self._config.clients_dense // 2)  # the rest is for other processes
+        # At least one if it has CPUs, however many actors have: tasks without demands must not wait until they end.
+        self._pool.size = max(min(cpus, 1), min(cpus + self._admission.further_workers(), most))
+        want_workers(self._client, self._pool.size)
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return

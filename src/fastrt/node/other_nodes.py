@@ -81,7 +81,7 @@ class _OtherNode:
     def room(self, amounts: Amounts, now: float) -> bool:
         """Whether it should get a task now: it has room, or will have soon."""
         view = self.view
-        if view is None or not view.total.get(CPU):
+        if view is None or not view.total:
             return False
         share, ahead = 1, -1
         for name, parts in amounts:
@@ -131,9 +131,10 @@ class OtherNodes:
                 order = zlib.crc32(f"{self.node} {node}".encode()) & _ORDERS
                 there = self._known[node] = _OtherNode(order)
             there.see(view)
-            if view.total.get(CPU):
+            if view.total:
                 free = {name: there.free(view.total, name) for name in view.total}
-                self._policy.report(node, view.total, free, load_of(view.total, free[CPU], there.spread, there.order))
+                load = load_of(view.total, free.get(CPU, 0), there.spread, there.order)
+                self._policy.report(node, view.total, free, load)
                 self._look_again(node, there)
             elif node in self._policy:
                 self._policy.remove(node)
@@ -216,7 +217,7 @@ class OtherNodes:
         """Raise AssertionError when the policy does not know what a node has free, or hides a better node."""
         self._policy.check_invariants()
         for node, view in self.views.items():
-            assert (node in self._policy) == bool(view.total.get(CPU)), f"{node} has workers or not"
+            assert (node in self._policy) == bool(view.total), f"{node} runs something or not"
             if node in self._policy:
                 known = {name: self._policy[node].free(name) for name in view.total}
                 assert known == {name: self.free(node, name) for name in view.total}, f"{node} has other amounts free"

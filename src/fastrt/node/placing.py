@@ -178,15 +178,15 @@ class Placing:
         return "" if entry is None or entry.place in (WAITING, GONE) else entry.node
 
     def rooms(self, whole: bool = False) -> dict[str, dict[str, int]]:
-        """Free amounts on each node that has workers, this one first; with `whole` the node's total amounts.
+        """Free amounts on each node that runs something, this one first; with `whole` the node's total amounts.
 
         Amounts reserved by placement groups are left out: bundles are not reserved from them.
         """
         found = {}
-        if self.total.get(CPU):
+        if self.total:
             found[self.node] = {n: parts if whole else self._free(n) for n, parts in _plain(self.total)}
         for view in self.views.values() if self.has_uplink else ():
-            if view.total.get(CPU):
+            if view.total:
                 free = self._others.free
                 found[view.node] = {n: parts if whole else free(view.node, n) for n, parts in _plain(view.total)}
         return found
@@ -249,10 +249,10 @@ class Placing:
         for entry in self._bundles.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
-        if left == [] and all(view.total.get(CPU) for view in views):
+        if left == [] and all(view.total for view in views):
             return
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
-            if entry.node not in self.views or not self.views[entry.node].total.get(CPU):  # it has left, or is about to
+            if entry.node not in self.views or not self.views[entry.node].total:  # it has left, or is about to
                 self.wait(entry.key, entry.demand, entry.since)
         self._others.drop_gone({entry.node for entry in self._placed.values()})  # some take no resources there
 
@@ -411,7 +411,7 @@ class Placing:
         return None
 
     def _place_by(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
-        fits = bool(self.total.get(CPU))  # else this node has no workers
+        fits = bool(self.total)  # else this node runs nothing
         for name, parts in demand.amounts if fits else ():
             fits = fits and self._free(name) >= parts and name not in short
         fits = fits and self.devices.choose(demand) is not None
@@ -453,8 +453,8 @@ class Placing:
 
     @classmethod
     def _able(cls, total: Mapping[str, int], demand: Demand) -> bool:
-        """Whether a node with these resources has workers, and could run the task if it were idle."""
-        return bool(total.get(CPU)) and cls._could(total, demand)
+        """Whether a node with these resources runs something, and could run the task if it were idle."""
+        return bool(total) and cls._could(total, demand)
 
     @staticmethod
     def _could(total: Mapping[str, int], demand: Demand) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,6 +16,7 @@ from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.runtime import driver
 from fastrt.runtime import nodes as runtime_nodes
+from fastrt.runtime.nodefile import latest_node
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -22,6 +24,7 @@ from fastrt.tasks.resources import HEAD, NODE
 
 VERSION = "2.60.0"  # of the Ray whose names these are
 COMMIT = "fastrt"
+_ADDRESS = "RAY_ADDRESS"
 
 # Options of `ray.init` that fastrt has under another name.
 _RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
@@ -137,11 +140,14 @@ def init(
     runtime_env: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> RayContext:
-    """Start a session on this machine, or join the node that `fastrt start` runs here.
+    """Join the node that `fastrt start` runs on this machine, or start a session.
 
     Args:
-        address: None or "local": start one; "auto", `host:port`, or the address of another program's context: join.
-        num_cpus, num_gpus, resources, labels, object_store_memory: of the session's node.
+        address: `host:port`, or the address of another program's context: join that session. None or "auto": join the
+            one that the variable FASTRT_ADDRESS or RAY_ADDRESS names, else the node of `fastrt start` on this machine,
+            the latest one if there are several; without one, None starts a session. "local": start one.
+        num_cpus, num_gpus, resources, labels, object_store_memory: of the node of a session that is started. With
+            num_cpus=0 it runs actors, and tasks with `num_cpus=0`.
         local_mode: run everything in this process.
         ignore_reinit_error: return the session that this process uses already.
         logging_config: how this process writes its log.
@@ -151,7 +157,7 @@ def init(
         **more: Ray's other options, which change no result here; settings of `fastrt.init`.
     Raises:
         UnsupportedError: an option that fastrt has not.
-        ConfigError: an option is wrong.
+        ConfigError: an option is wrong, or is one of a node while there is a node to join; a ValueError.
         InitialisedError: this process uses a session already.
         NoSessionError: there is no session at the address; a ConnectionError.
     Source:
@@ -161,6 +167,8 @@ def init(
         if ignore_reinit_error:
             return RayContext(driver._runtime)
         raise InitialisedError("ray.init was called twice; call ray.shutdown() first, or give ignore_reinit_error=True")
+    if address in (None, "auto") and not local_mode and more.get("engine") is None:
+        address = _found(address, more.get("runtime_dir"))
     if address is not None and address.startswith("ray://"):
         raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
     settings = _settings(more)
@@ -184,6 +192,27 @@ def init(
     except AttachError as exc:
         raise NoSessionError(str(exc)) from None
     return RayContext(runtime)
+
+
+def _found(address: str | None, runtime_dir: Any) -> str | None:
+    """Return the address of the session to join where the program names none; None: there is none.
+
+    Source:
+        `get_ray_address_from_environment` in Ray's `_private/services.py`.
+    """
+    if os.environ.get(driver.ADDRESS):
+        return address  # the driver reads it
+    given = os.environ.get(_ADDRESS) or address
+    if given not in (None, "auto"):
+        return given
+    config = Config.load(num_workers=1, object_store_memory=1 << 26, runtime_dir=runtime_dir)
+    node, others = latest_node(config.runtime_dir)
+    if node is not None and others:
+        sys.stderr.write(
+            f"fastrt: nodes of several clusters run here; ray.init joins the latest one, {node.head}. "
+            f"{_ADDRESS} chooses another one\n"
+        )
+    return given if node is None else node.head
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from fastrt.store.client import Store
 from fastrt.tasks import namespaces
 from fastrt.tasks.runtime_env import Environment, environment_of, set_current
 
-_ADDRESS = "FASTRT_ADDRESS"  # set by `fastrt run` for the program, also by hand
+ADDRESS = "FASTRT_ADDRESS"  # set by `fastrt run` for the program, also by hand
 _STORE_BYTES_ANY = 64 << 20  # small, so that a machine without room for a second store can still join its node's
 # Options of `ray.init` that have no meaning here and change no result.
 _RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level")
@@ -137,13 +137,13 @@ def _address(address: str | None, about: dict[str, Any], settings: dict[str, Any
 
     The nodes of such a program run already, so options that describe a node are ignored, with a warning.
     """
-    given = os.environ.get(_ADDRESS)
+    given = os.environ.get(ADDRESS)
     if not given or address not in (None, "auto"):
         return address
     ignored = _of_node(about, settings)
     if ignored:
         sys.stderr.write(
-            f"fastrt: {', '.join(ignored)} of fastrt.init have no effect here: {_ADDRESS} names a node that runs "
+            f"fastrt: {', '.join(ignored)} of fastrt.init have no effect here: {ADDRESS} names a node that runs "
             "already. Give them to `fastrt run`\n"
         )
         about.update(dict.fromkeys(about))
@@ -164,10 +164,7 @@ def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
     num_gpus = about.pop("num_gpus")
     if num_gpus is not None:
         about["resources"] = {**read_resources("resources", about["resources"] or {}), "GPU": num_gpus}
-    config = Config.load(**about, **settings)
-    if config.num_workers == 0:
-        raise ConfigError("num_workers=0: nothing would run; only nodes of a cluster may have no workers")
-    return start(config)
+    return start(Config.load(**about, **settings))
 
 
 def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Runtime:

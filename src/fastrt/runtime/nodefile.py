@@ -95,6 +95,16 @@ def nodes_here(runtime_dir: Path) -> list[NodeFile]:
     return found
 
 
+def latest_node(runtime_dir: Path) -> tuple[NodeFile | None, bool]:
+    """Return this user's node on this machine that started last, and whether nodes of other clusters run, too.
+
+    Raises:
+        UnsafeFolderError: another user could have written the files in the folder.
+    """
+    nodes = nodes_here(runtime_dir)
+    return max(nodes, key=lambda node: node.start_time, default=None), len({node.head for node in nodes}) > 1
+
+
 def find_node(runtime_dir: Path, address: str) -> NodeFile:
     """The node on this machine of the cluster whose head is at `address`; "auto": of the only cluster.
 

@@ -244,7 +244,7 @@ class Store:
 
     # ---- get ----
 
-    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
+    def get(self, refs: Any, timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -256,6 +256,8 @@ class Store:
                 return value
             return self.load(refs, copy, self.wait_ready([refs], timeout, 0.0))  # read_scalar has spun already
         if not isinstance(refs, (list, tuple)):
+            if isinstance(refs, Waitable):  # as in Ray
+                return refs
             raise ArgumentError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
         listed = list(refs)
         for ref in listed:
@@ -552,11 +554,11 @@ def put(value: _T) -> ObjectRef[_T]:
 def get(refs: ObjectRef[_T], *, timeout: float | None = None, copy: bool | None = None) -> _T: ...
 @overload
 def get(refs: Sequence[ObjectRef[_T]], *, timeout: float | None = None, copy: bool | None = None) -> list[_T]: ...
-def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
+def get(refs: Any, *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:
-        refs: one ObjectRef or a list or tuple of them.
+        refs: one ObjectRef or a list or tuple of them. An ObjectRefGenerator is returned as it is.
         timeout: seconds to wait at most; None waits without a limit, 0 only checks.
         copy: None returns a NumPy array that is the whole value, and the memory of Arrow data, as read-only views of
             shared memory, and makes writable arrays and torch tensors inside a value private to this process: small
@@ -613,11 +615,9 @@ def wait(
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"wait takes a list of ObjectRefs, not {kind_of(refs)}")
         refs = list(refs)
-    other = None
-    if _store is None:
-        other = engines.current()
-        if other is None:
-            refuse_stale(refs)
+    other = engines.current() if _store is None else None
+    if _store is None and other is None:
+        refuse_stale(refs)
     if not refs:
         return [], []
     if type(num_returns) is not int or not 1 <= num_returns <= len(refs):

@@ -91,8 +91,11 @@ def matches(resource: str, labels: Mapping[str, str]) -> bool:
 
 
 def mark(amounts: dict[str, int], labels: Mapping[str, str], selectors: Iterable[str]) -> None:
-    """Add the resources of selectors to the amounts of a node whose labels match them."""
-    for name in selectors:
+    """Add the resources of selectors to the amounts of a node whose labels match them.
+
+    A node without any amounts runs nothing, and stays without.
+    """
+    for name in selectors if amounts else ():
         if matches(name, labels):
             amounts[name] = ENDLESS
 
