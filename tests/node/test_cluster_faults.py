@@ -11,7 +11,7 @@ import pytest
 
 import fastrt
 from fastrt.net.grpc.identity import new_token
-from support.cluster import START
+from support.cluster import START, RunningNode
 
 
 @pytest.fixture
@@ -214,3 +214,20 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
         fastrt.init(address="auto", runtime_dir=runtime_dir)
     with pytest.raises(fastrt.ConfigError, match="give them to `fastrt start`"):
         fastrt.init(2, address="auto", runtime_dir=runtime_dir)
+
+
+class Desk:
+    def pid(self):
+        return os.getpid()
+
+
+def test_a_node_without_workers_runs_what_asks_for_its_resources(runtime_dir):
+    node = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "0", "--resources", '{"pen": 1}')
+    try:
+        with fastrt.init(address=node.head, runtime_dir=runtime_dir):
+            task = fastrt.remote(num_cpus=0, resources={"pen": 1})(os.getpid)
+            assert fastrt.get(task.remote(), timeout=30) > 0
+            actor = fastrt.remote(resources={"pen": 1})(Desk).remote()
+            assert fastrt.get(actor.pid.remote(), timeout=30) > 0
+    finally:
+        node.stop()
