@@ -40,7 +40,7 @@ def run_too_few(rank, world_size, name, missing):
     if rank == missing:
         return "absent"
     with pytest.raises(CollectiveTimeout) as caught:
-        init_group(name=name, rank=rank, world_size=world_size, timeout=0.5)
+        init_group(name=name, rank=rank, world_size=world_size, timeout=2.0)
     return str(caught.value)
 
 
@@ -56,7 +56,7 @@ def run_twice(rank, world_size, name):
     # Processes 0 and 1 are ranks 0 and 1 of three; process 2 says that it is rank 1, too.
     start_together(rank, world_size, name)
     try:
-        init_group(name=name, rank=min(rank, 1), world_size=3, timeout=0.5)
+        init_group(name=name, rank=min(rank, 1), world_size=3, timeout=2.0)
     except (CollectiveMismatch, CollectiveTimeout) as error:
         return str(error)
 
@@ -70,7 +70,7 @@ def test_rank_that_comes_twice_is_refused(ranks, name):
 def run_other_size(rank, world_size, name):
     start_together(rank, world_size, name)
     try:
-        init_group(name=name, rank=rank, world_size=2 + rank, timeout=0.5)
+        init_group(name=name, rank=rank, world_size=2 + rank, timeout=2.0)
     except (CollectiveMismatch, CollectiveTimeout) as error:
         return str(error)
 

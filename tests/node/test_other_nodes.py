@@ -106,9 +106,9 @@ def test_busy_nodes_and_one_without_workers_answer(busy, nodes, runtime_dir):
 
 def test_node_that_does_not_answer_is_named_and_the_others_are_shown(driver, nodes, capfd):
     with stopped(nodes["two"].child("fastrt.runtime.uplink")):
-        rows = fastrt.list_workers(kind="daemon", timeout=0.5)
+        rows = fastrt.list_workers(kind="daemon", timeout=2.0)
     assert {row["node"] for row in rows} == {"one", "three"}
-    assert "rows of node two are missing: it did not answer within 0.5 s" in capfd.readouterr().err
+    assert "rows of node two are missing: it did not answer within 2" in capfd.readouterr().err
 
 
 def test_rows_come_by_pages_limits_first_and_counted(driver, nodes, runtime_dir):
@@ -353,7 +353,7 @@ def test_another_user_who_reaches_the_socket_gets_nothing():
 
 def test_lost_node_is_no_reason_to_wait(driver, nodes, runtime_dir, wait_until):
     nodes["two"].kill()
-    rows = fastrt.list_workers(kind="daemon", timeout=1.0)
+    rows = fastrt.list_workers(kind="daemon", timeout=5.0)
     assert {row["node"] for row in rows} == {"one", "three"}
     wait_until(lambda: len(fastrt.nodes()) == 2, "the node to be gone", 30)
     assert {row["node"] for row in fastrt.list_workers(kind="daemon")} == {"one", "three"}

@@ -37,7 +37,7 @@ def test_a_function_that_nothing_can_use_any_more_leaves_the_store(rt, wait_unti
     assert usage()["bytes_used"] >= before["bytes_used"] + (2 << 20)  # the program can still call it
     del one
     # A second for the daemon to sweep it, one more for the worker that has loaded it to drop it.
-    wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "its memory to be free", 4.5)
+    wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "its memory to be free")
     assert fastrt.get(make(1, 2 << 20).remote()) == 1 + (2 << 20)  # the same once more
 
 
