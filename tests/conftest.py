@@ -462,7 +462,7 @@ class Program:
 
     def finish(self, code: int | None = 0) -> tuple[str, str]:
         """Wait for its end; its whole output and error output. Fails on another exit code than `code`."""
-        out, err = self.process.communicate(timeout=40)
+        out, err = self.process.communicate(timeout=100)
         out = self.read + out
         assert code is None or self.process.returncode == code, f"{self.process.returncode}\n{out}\n{err}"
         return out, err

@@ -165,4 +165,4 @@ def test_worker_whose_code_has_opened_devices_is_replaced_first(gpus, tmp_path, 
 
 def test_no_process_is_left_that_holds_a_device(gpus, wait_until):
     wait_until(lambda: not holders(), "the processes with devices to end")
-    assert all(psutil.pid_exists(row["pid"]) for row in slots())
+    wait_until(lambda: all(psutil.pid_exists(row["pid"]) for row in slots()), "the slots of ended processes to be free")
