@@ -257,7 +257,22 @@ def test_dashboard_shows_the_log_of_another_node(driver, nodes, runtime_dir, wai
         wait_until(lambda: "lines" in text(node="two", after="start"), "its beginning", 20)
         wait_until(lambda: "no node nine" in str(dash.view("logs", node="nine").get("nothing")), "the refusal")
         names = {row[0]["text"] for row in dash.view("nodes")["nodes"]["rows"]}
-    assert {"one", "two"} <= names
+        assert {"one", "two"} <= names
+        three = nodes["three"].note.session
+        links = {one["text"]: one["args"]["node"] for one in dash.view("workers")["nodes"]["links"]}
+        assert links["node two"] == nodes["two"].note.session
+        wait_until(lambda: "processes" in dash.view("workers", node=three), "the processes of a node", 20)
+        rows = dash.view("workers", node=three)["processes"]["rows"]
+        (pid,) = {row[0]["args"]["pid"] for row in rows if row[1] == "driver"}  # `fastrt start`
+        assert (
+            dict(one[:2] for one in dash.view("process", node=three, pid=pid)["process"]["facts"])["kind"] == "driver"
+        )
+        wait_until(lambda: "lines" in dash.view("memory", node=three), "the memory of a node", 20)
+        assert dict(one[:2] for one in dash.view("memory", node=three)["store"]["facts"])["size"] > 0
+        assert dash.post("/do/stack", session=session, pid=int(pid), node=three)[0] == 200
+        wait_until(lambda: "stack" in dash.view("process", node=three, pid=pid), "the stack, or why it is refused", 20)
+        assert dash.post("/do/stack", session=session, pid=1, node="f" * 32)[0] == 400
+        assert "no such node" in dash.view("memory", node="f" * 32)["failed"]["text"]
 
 
 @pytest.mark.parametrize("rows", ["{}", "[1]", "[[1, 2]]", '["' + "x" * 300_000, "[" * 40])

@@ -120,7 +120,8 @@ class Watched:
         why: details of the state.
         samples: the last five minutes, one a second.
         recorder: records the timeline while a page shows it.
-        stacks: those that a page has asked for, by pid (`pages.stacks.StackReading`).
+        stacks: those that a page has asked for, by NodeID ("": this node) and pid (`pages.stacks.StackReading`).
+        asked: tables of other nodes that pages show, by kind and NodeID (`services.Polled`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +131,8 @@ class Watched:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.last_seen = time.time()
         self.recorder: Recorder | None = None
-        self.stacks: dict[int, Any] = {}
+        self.stacks: dict[tuple[str, int], Any] = {}
+        self.asked: dict[tuple[str, str], Any] = {}
         self._joined: Joined | None = None
         self._processes = _Processes()
         self._failures: list[ended.Failure] = []  # once the session has ended

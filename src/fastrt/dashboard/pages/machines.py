@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastrt.dashboard import sections
-from fastrt.dashboard.pages import stacks, tasks
+from fastrt.dashboard.pages import far, stacks, tasks
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.errors import AttachError
 from fastrt.observe import listing, reading
+from fastrt.observe.listing import Row
 from fastrt.runtime.nodes import demand_at, nodes_at
 from fastrt.store import join, messages
 from fastrt.store.client import Store
@@ -20,34 +21,52 @@ _ROWS = 100
 
 
 def workers(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """Every process that has joined: what it runs, and what it uses."""
-    rows = sorted(listing.workers(store), key=lambda row: (row["kind"], row["pid"]))
+    """Every process that has joined: what it runs, and what it uses; of the node that `args` choose."""
+    node, name = args.get("node", ""), far.name_of(store, args)
+    if not node:
+        return [_processes(listing.workers(store), "", ""), *far.links(store, "workers")]
+    way = sections.way("way", [sections.link("this node", "workers")])
+    rows, why = far.workers(session, store, node)
+    return [way, *why] if rows is None else [way, _processes(rows, node, name)]
+
+
+def _processes(rows: list[Row], node: str, name: str) -> Section:
+    rows = sorted(rows, key=lambda row: (row["kind"], row["pid"]))
     most = max((row["rss"] or 0 for row in rows), default=0)
-    return [
-        sections.table(
-            "processes", f"{len(rows)} processes", [
-                ("pid", "code"), ("kind", "text"), ("name", "text"), ("state", "state"), ("runs", "text"),
-                ("tasks ended", "count"), ("processor time", "seconds"), ("memory", "bytes"), ("", "share"),
-                ("holds in the store", "bytes"),
-            ], (
-                (
-                    sections.link(row["pid"], "process", pid=row["pid"]), row["kind"], row["name"], row["state"],
-                    row["running"], row["tasks_done"] if row["kind"] in ("worker", "actor") else None, row["cpu_s"],
-                    row["rss"], sections.share(row["rss"] or 0, most), row["bytes_held"],
-                ) for row in rows[:_ROWS]
-            ), "No process has joined.",
-        ),
-    ]  # fmt: skip
+    args = {"node": node} if node else {}
+    return sections.table(
+        "processes", f"{len(rows)} processes{f' of node {name}' * bool(node)}", [
+            ("pid", "code"), ("kind", "text"), ("name", "text"), ("state", "state"), ("runs", "text"),
+            ("tasks ended", "count"), ("processor time", "seconds"), ("memory", "bytes"), ("", "share"),
+            ("holds in the store", "bytes"),
+        ], (
+            (
+                sections.link(row["pid"], "process", pid=row["pid"], **args), row["kind"], row["name"], row["state"],
+                row["running"], row["tasks_done"] if row["kind"] in ("worker", "actor") else None, row["cpu_s"],
+                row["rss"], sections.share(row["rss"] or 0, most), row["bytes_held"],
+            ) for row in rows[:_ROWS]
+        ), "No process has joined.",
+    )  # fmt: skip
 
 
 def process(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
     """One process: what it runs now."""
-    way = sections.way("way", [sections.link("all processes", "workers")])
+    node, name = args.get("node", ""), far.name_of(store, args)
+    at = {"node": node} if node else {}
+    way = sections.way("way", [sections.link(f"all processes{f' of node {name}' * bool(node)}", "workers", **at)])
+    rows, why = far.workers(session, store, node) if node else (listing.workers(store), [])
+    if rows is None:
+        return [way, *why]
     pid = args.get("pid", "")
-    found = [row for row in listing.workers(store) if str(row["pid"]) == pid]
+    found = [row for row in rows if str(row["pid"]) == pid]
     if not found:
         return [way, sections.text("gone", f"Process {pid} has left the session, or its process has ended.", "warn")]
     row = found[0]
+    running = [
+        sections.table("tasks", "Its tasks", tasks.COLUMNS, [
+            tasks.row_of(one) for one in reading.page(store, "tasks", {"pid": row["pid"]}, limit=_ROWS).rows
+        ], "It runs no task."),
+    ]  # fmt: skip
     return [
         way,
         sections.facts("process", [
@@ -56,11 +75,9 @@ def process(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sec
             ("tasks ended", row["tasks_done"], "count"), ("processor time", row["cpu_s"], "seconds"),
             ("memory", row["rss"], "bytes"), ("holds in the store", row["bytes_held"], "bytes"),
         ]),
-        sections.table("tasks", "Its tasks", tasks.COLUMNS, [
-            tasks.row_of(one) for one in reading.page(store, "tasks", {"pid": row["pid"]}, limit=_ROWS).rows
-        ], "It runs no task."),
-        *stacks.of_process(session, row["pid"], row["kind"]),
-        sections.links("more", [sections.link("log of this process", "logs", worker=row["pid"])]),
+        *([] if node else running),
+        *stacks.of_process(session, row["pid"], row["kind"], node),
+        sections.links("more", [sections.link("log of this process", "logs", worker=row["pid"], **at)]),
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
 from fastrt.dashboard import sections
+from fastrt.dashboard.pages import far
 from fastrt.dashboard.sections import Section
 from fastrt.dashboard.watched import Watched
 from fastrt.observe import listing, reading
@@ -14,11 +15,13 @@ from fastrt.observe import memory as by_line
 from fastrt.store.client import Store
 
 _ROWS = 30
-_LINES_MAX = 20_000  # objects; beyond that, `fastrt memory` reads them once
+_LINES_MAX = 1_000_000  # objects; the pass over them takes some 50 ms
 
 
 def memory(session: Watched, store: Store, args: Mapping[str, str]) -> list[Section]:
-    """Objects by state and type, the processes that hold them, and their lines."""
+    """Objects by state and type, the processes that hold them, and their lines; of the node that `args` choose."""
+    if args.get("node"):
+        return _of_node(session, store, args["node"], far.name_of(store, args))
     counts = reading.counts(store, tasks=False).objects
     most = max((one.bytes for one in counts), default=0)
     totals = spill.totals(store.client)
@@ -49,19 +52,47 @@ def memory(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sect
                 for row in sorted(processes, key=lambda row: -row["bytes_held"])[:_ROWS]
             ), "No process holds a large value.",
         ),
-        _lines(store, sum(one.count for one in counts)),
+        _lines(by_line.summary(store) if sum(one.count for one in counts) <= _LINES_MAX else None),
+        *far.links(store, "memory"),
     ]  # fmt: skip
 
 
-def _lines(store: Store, objects: int) -> Section:
+def _of_node(session: Watched, store: Store, node: str, name: str) -> list[Section]:
+    """The memory of another node: totals, and the processes and lines that hold the most."""
+    way = sections.way("way", [sections.link("this node", "memory")])
+    found, why = far.memory(session, store, node)
+    if found is None:
+        return [way, *why]
+    totals = found.totals
+    return [
+        way,
+        sections.facts("store", [
+            ("in use", totals["bytes_used"], "bytes"), ("size", totals["bytes_max"], "bytes"),
+            *((f"{state} objects", totals[f"{state}_objects"], "count") for state in ("sealed", "pending", "spilled")),
+            ("in files", totals["spilled_bytes"], "bytes"),
+        ]),
+        sections.table(
+            "holders", f"Processes of node {name} that hold values", [
+                ("pid", "code"), ("kind", "text"), ("name", "text"), ("holds", "bytes"),
+            ], (
+                (sections.link(row["pid"], "process", pid=row["pid"], node=node), row["kind"], row["name"],
+                 row["bytes"])
+                for row in sorted(found.processes, key=lambda row: -row["bytes"])[:_ROWS] if row["bytes"]
+            ), "No process holds a value.",
+        ),
+        _lines(found),
+    ]  # fmt: skip
+
+
+def _lines(found: by_line.Summary | None) -> Section:
+    """The table of lines; without a summary there are too many objects to sum them once a second."""
     columns = [("line", "code"), ("kind", "text"), ("objects", "count"), ("bytes", "bytes"), ("pinned", "count"),
                ("held by", "text"), ("looks leaked", "text")]  # fmt: skip
     title = "Values by the line that created them"
-    if objects > _LINES_MAX:
-        return sections.table("lines", title, columns, [], (
-            f"There are more than {_LINES_MAX:,} objects: run `fastrt memory`, which reads them once."
-        ))  # fmt: skip
-    groups = [one for one in by_line.summary(store).groups if one.site != by_line.UNKNOWN]
+    if found is None:
+        words = f"There are more than {_LINES_MAX:,} objects: run `fastrt memory`, which sums them once."
+        return sections.table("lines", title, columns, [], words)
+    groups = [one for one in found.groups if one.site != by_line.UNKNOWN]
     return sections.table("lines", title, columns, (
         (one.site, one.what, one.count, one.bytes, one.pinned,
          ", ".join(str(pid) for pid, _ in one.holders.most_common(3)), one.suspect)
