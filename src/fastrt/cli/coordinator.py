@@ -23,7 +23,7 @@ from fastrt.cli.job import job_options, job_settings
 from fastrt.cli.tables import table_console
 from fastrt.coordination.front import Front
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
-from fastrt.coordination.snapshot import fetch
+from fastrt.coordination.snapshot import credentials, fetch
 from fastrt.errors import FastrtError
 from fastrt.net.grpc.auth import TlsFiles
 
@@ -231,10 +231,7 @@ def _credentials(authority: Path | None, certificate: Path | None, key: Path | N
     """TLS credentials for the commands that inspect a coordinator; None for plain text."""
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
-    if authority is None and certificate is None:
-        return None
-    roots, chain, secret = (None if file is None else file.read_bytes() for file in (authority, certificate, key))
-    return grpc.ssl_channel_credentials(roots, secret, chain)
+    return credentials(authority, certificate, key)
 
 
 def _status_table(answer: Any) -> Table:

@@ -21,6 +21,9 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--allow-actions", is_flag=True, help="Let the page cancel tasks and kill actors.")
 @click.option("--coordinator", default="", metavar="HOST:PORT", help="Show this coordinator for JAX, too.")
+@click.option("--coordinator-ca", type=_file, help="PEM file: signs the coordinator's certificate.")
+@click.option("--coordinator-cert", type=_file, help="PEM file: the certificate to show to the coordinator.")
+@click.option("--coordinator-key", type=_file, help="PEM file: its private key.")
 @click.option("--servers", default="", metavar="HOST:PORT", help="Show the parameter servers with this HTTP address.")
 @click.option("--servers-token", type=_file, help="The file with their token.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser of this machine.")
@@ -49,7 +52,10 @@ def dashboard(session: str, open_browser: bool, **given: Any) -> None:
     from fastrt.net.address import check_bind, join_address
     from fastrt.runtime.dashboards import this_process
 
-    beside = Addresses(given["coordinator"], given["servers"], given["servers_token"])
+    if (given["coordinator_cert"] is None) != (given["coordinator_key"] is None):
+        raise click.UsageError("--coordinator-cert and --coordinator-key go together.")
+    files = (given["coordinator_ca"], given["coordinator_cert"], given["coordinator_key"])
+    beside = Addresses(given["coordinator"], files, given["servers"], given["servers_token"])
     tls = _tls(given["tls_cert"], given["tls_key"])
     folder = runtime_folder()
     try:

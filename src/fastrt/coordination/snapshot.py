@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,23 @@ SNAPSHOT_PATH = "/fastrt.coordination.Inspector/Snapshot"
 _LISTED = 1000
 _MISSING_LISTED = 10
 _Request, _Response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
+
+
+def credentials(authority: Path | None, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    """The TLS credentials to ask a coordinator.
+
+    Args:
+        authority: PEM file that signs the coordinator's certificate; None: the CAs of this machine.
+        certificate, key: PEM files to show to the coordinator; None: none.
+    Returns:
+        None for plain text, if there are no files.
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if authority is None and certificate is None:
+        return None
+    roots, chain, secret = (None if file is None else file.read_bytes() for file in (authority, certificate, key))
+    return grpc.ssl_channel_credentials(roots, secret, chain)
 
 
 def fetch(address: str, credentials: grpc.ChannelCredentials | None, timeout_s: float, **fields: Any) -> Any:

@@ -26,12 +26,14 @@ class Addresses:
     """The services to show; an empty address: there is none.
 
     Attributes:
-        coordinator: `host:port`, in the clear.
+        coordinator: `host:port`.
+        coordinator_tls: PEM files for it: its CA, and the certificate and key to show; all None: in the clear.
         servers: `host:port` of the HTTP endpoints of parameter servers.
         token_file: the token of the parameter servers; None: they have none.
     """
 
     coordinator: str = ""
+    coordinator_tls: tuple[Path | None, Path | None, Path | None] = (None, None, None)
     servers: str = ""
     token_file: Path | None = None
 
@@ -71,15 +73,16 @@ class Polled:
             pause.wait(_EVERY_S)
 
 
-def coordinator(address: str) -> Any:
+def coordinator(address: str, tls: tuple[Path | None, Path | None, Path | None]) -> Any:
     """A snapshot of a coordinator: a SnapshotResponse with at most 100 barriers, and no keys.
 
     Raises:
         FastrtError: it does not answer.
+        OSError: a PEM file cannot be read.
     """
-    from fastrt.coordination.snapshot import fetch
+    from fastrt.coordination.snapshot import credentials, fetch
 
-    return fetch(address, None, _ANSWER_S, with_barriers=True, limit=_LISTED)
+    return fetch(address, credentials(*tls), _ANSWER_S, with_barriers=True, limit=_LISTED)
 
 
 def servers(address: str, token_file: Path | None) -> dict[str, Any]:
@@ -116,5 +119,9 @@ class Services:
 
     def __init__(self, addresses: Addresses) -> None:
         self.addresses = addresses
-        self.coordinator = Polled(lambda: coordinator(addresses.coordinator)) if addresses.coordinator else None
+        self.coordinator = (
+            Polled(lambda: coordinator(addresses.coordinator, addresses.coordinator_tls))
+            if addresses.coordinator
+            else None
+        )
         self.servers = Polled(lambda: servers(addresses.servers, addresses.token_file)) if addresses.servers else None

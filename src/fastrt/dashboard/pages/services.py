@@ -12,7 +12,7 @@ _ROWS = 100
 _STATES = {"CONNECTED": "alive", "ERROR": "failed", "DISCONNECTED": "waiting"}
 _NO_COORDINATOR = (
     "Coordinator: none is shown. A coordinator for JAX is a service of its own, which no session knows. Start the "
-    "dashboard by `fastrt dashboard --coordinator HOST:PORT`. For one under TLS use `fastrt coordinator status`."
+    "dashboard by `fastrt dashboard --coordinator HOST:PORT`, for one under TLS with `--coordinator-ca`."
 )
 _NO_SERVERS = (
     "Parameter tables: none are shown. Parameter servers are processes of their own, which no session knows, and their "
