@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt.errors import FastrtError
@@ -79,12 +79,14 @@ def test_text_too_deep_for_the_stack_is_refused_as_other_deep_text() -> None:
         read_json(deep, "x", bytes_max=1 << 20, depth_max=1 << 20)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_json_of_our_own_comes_back_as_it_was(value: object) -> None:
     assert read_json(json.dumps(value), "x") == value
     assert read_json(json.dumps(value, ensure_ascii=False).encode(), "x") == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet='[]{}":,\\u d8019eE.-+NaInfty', max_size=200))
 def test_any_text_gives_a_value_or_the_one_error(data: bytes | str) -> None:
     try:

@@ -58,6 +58,7 @@ FIELDS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(U64, U64, st.binary(max_size=300))
 @example(0, 0, b"")
 @example((1 << 64) - 1, (1 << 64) - 1, b"x" * 200_000)
@@ -67,6 +68,7 @@ def test_encode_writes_what_protobuf_writes(objref: int, totalsize: int, data: b
     assert ours(body) == (objref, totalsize, data)
 
 
+@settings(deadline=None)
 @given(st.lists(FIELDS, max_size=6))
 def test_decode_any_well_formed_message_as_protobuf_does(fields: list[bytes]) -> None:
     body = b"".join(fields)
@@ -74,7 +76,7 @@ def test_decode_any_well_formed_message_as_protobuf_does(fields: list[bytes]) ->
     assert ours(body) == theirs(body)
 
 
-@settings(max_examples=250)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(FIELDS, max_size=4), st.integers(0, 80), st.lists(st.tuples(st.integers(0, 79), st.integers(0, 255))))
 @example([], 0, [])
 def test_decode_damaged_message_never_says_more_than_protobuf(
@@ -90,6 +92,7 @@ def test_decode_damaged_message_never_says_more_than_protobuf(
     assert mine == theirs(bytes(body)) or (mine is None and groups)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 8, 9, 10, 13, 16, 18, 19, 20, 26, 27, 28, 0x7F, 0x80, 0xFF]), max_size=20))
 def test_decode_noise_never_says_more_than_protobuf(noise: list[int]) -> None:
     mine = ours(bytes(noise))

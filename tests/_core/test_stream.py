@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt._core.transfer import stream
@@ -51,6 +51,7 @@ def test_crc32c_known_values(data: bytes, value: int, software: bool) -> None:
     assert stream.crc32c(data, 0, software) == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, (1 << 32) - 1))
 def test_crc32c_of_any_bytes_after_any_others(data: bytes, value: int) -> None:
     assert stream.crc32c(data, value) == stream.crc32c(data, value, True) == slow_crc(data, value)
@@ -65,6 +66,7 @@ def test_crc32c_in_blocks_is_that_of_the_whole(nbytes: int) -> None:
     assert stream.crc32c(memoryview(data)[1:], 7) != stream.crc32c(data, 7)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 70_000), max_size=12), st.lists(st.integers(0, 70_000), max_size=12))
 def test_parts_of_any_sizes_arrive_in_order(out: list[int], into: list[int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt.node import victims
@@ -76,6 +76,7 @@ def test_round_for_a_small_value_frees_more_if_that_is_possible():
 PARTS = st.lists(st.tuples(st.sampled_from([FREE, VALUE, GAP]), st.integers(1, 5), st.integers(-1, 3)), max_size=12)
 
 
+@settings(deadline=None)
 @given(PARTS, st.integers(1, 12))
 def test_choice_is_the_cheapest_of_all_windows(parts, pages):
     candidates, free = layout(*parts)
@@ -99,6 +100,7 @@ def _is_one(pieces: list[Piece]) -> bool:
     return all(one.offset + one.nbytes == two.offset for one, two in pairwise(pieces))
 
 
+@settings(deadline=None)
 @given(PARTS, st.integers(0, 12), st.randoms())
 def test_memory_read_while_it_changes_is_only_a_worse_choice(parts, pages, rng: random.Random):
     """The lists are read without a lock: pieces may overlap, be missing, or come twice."""

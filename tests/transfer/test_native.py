@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt._core.transfer import stream
@@ -565,6 +565,7 @@ def test_source_that_leaves_out_promised_checksums_is_refused(
 NUMBERS = st.one_of(st.integers(0, 100), st.sampled_from([(1 << k) - d for k in (22, 31, 32, 63, 64) for d in (1, 2)]))
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS, min_size=10, max_size=10), st.integers(0, 59), st.integers(0, 255))
 def test_frame_is_read_as_written_or_refused(fields: list[int], position: int, flip: int) -> None:
     limits = (1 << 16, 1 << 16, 1 << 32, 1 << 32, 1 << 32, 1 << 64, 1 << 64, 1 << 64, 1 << 64, 1 << 32)
@@ -585,6 +586,7 @@ def test_frame_is_read_as_written_or_refused(fields: list[int], position: int, f
             wire.read_frame(head)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=wire.REQUEST.size, max_size=wire.REQUEST.size))
 def test_noise_is_no_request(data: bytes) -> None:
     with pytest.raises(wire.WireError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt.errors import SerializationError
@@ -33,6 +33,7 @@ PLAIN = st.recursive(
 ARRAYS = [np.dtype(code) for code in "?bBhHiIlLqQfd"]
 
 
+@settings(deadline=None)
 @given(PLAIN)
 def test_value_comes_back_as_it_was(value: Any) -> None:
     found = obj.from_bytes(obj.to_bytes(value), True)
@@ -40,6 +41,7 @@ def test_value_comes_back_as_it_was(value: Any) -> None:
     assert type(found) is type(value)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_noise_is_a_value_or_an_error_of_ours(data: bytes) -> None:
     try:
@@ -176,6 +178,7 @@ def test_envelope_is_recognised_and_is_a_pickle_for_everybody_else(value: Any) -
     np.testing.assert_equal(pickle.loads(obj.Obj.FromString(whole).pyobj_data.data), value)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.booleans(), st.integers(0, 1 << 40), st.integers(-3, 3), st.integers(0, 130))
 def test_envelope_is_recognised_as_written_only(kind: int, is_error: bool, nbytes: int, off: int, cut: int) -> None:
     head = obj.envelope(kind, is_error, nbytes)
