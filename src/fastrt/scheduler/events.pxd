@@ -3,7 +3,11 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 
-cdef class Call:
+cdef class Message:
+    pass
+
+
+cdef class Call(Message):
     cdef public object call
 
 
@@ -86,30 +90,30 @@ cdef class SchedulerInfo(Call):
 
 
 @cython.final
-cdef class WorkerLost:
+cdef class WorkerLost(Message):
     cdef public uint64_t worker
 
 
 @cython.final
-cdef class ObjStoreLost:
+cdef class ObjStoreLost(Message):
     cdef public uint64_t store
 
 
 @cython.final
-cdef class InvokeTaken:
+cdef class InvokeTaken(Message):
     cdef public uint64_t worker
     cdef public uint64_t task
 
 
 @cython.final
-cdef class InvokeRefused:
+cdef class InvokeRefused(Message):
     cdef public uint64_t worker
     cdef public uint64_t task
     cdef public str reason
 
 
 @cython.final
-cdef class DeliveryFailed:
+cdef class DeliveryFailed(Message):
     cdef public uint64_t ref
     cdef public uint64_t source
     cdef public uint64_t target
@@ -117,13 +121,13 @@ cdef class DeliveryFailed:
 
 
 @cython.final
-cdef class Answer:
+cdef class Answer(Message):
     cdef public object call
     cdef public object value
 
 
 @cython.final
-cdef class InvokeCall:
+cdef class InvokeCall(Message):
     cdef public uint64_t worker
     cdef public uint64_t task
     cdef public bytes body
@@ -131,37 +135,37 @@ cdef class InvokeCall:
 
 
 @cython.final
-cdef class DeliverObj:
+cdef class DeliverObj(Message):
     cdef public uint64_t ref
     cdef public uint64_t source
     cdef public uint64_t target
 
 
 @cython.final
-cdef class NotifyAlias:
+cdef class NotifyAlias(Message):
     cdef public uint64_t store
     cdef public uint64_t alias
     cdef public uint64_t canonical
 
 
 @cython.final
-cdef class DeallocateObject:
+cdef class DeallocateObject(Message):
     cdef public uint64_t store
     cdef public uint64_t canonical
 
 
 @cython.final
-cdef class RequestFailed:
+cdef class RequestFailed(Message):
     cdef public uint64_t worker
     cdef public uint64_t ref
     cdef public str reason
 
 
 @cython.final
-cdef class ForgetWorker:
+cdef class ForgetWorker(Message):
     cdef public uint64_t worker
 
 
 @cython.final
-cdef class ForgetStore:
+cdef class ForgetStore(Message):
     cdef public uint64_t store

@@ -45,24 +45,41 @@ class Refused(FastrtError):
         self.failure = Failure(code, message)
 
 
+class Message:
+    """Base of events and effects: compared and printed by their fields.
+
+    Generated methods for each class would be compiled for each class: half of this module's machine code, and of the
+    time that the compiler takes for it.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and parts(self) == parts(other)
+
+    __hash__ = None  # type: ignore[assignment]  # the fields can change
+
+    def __repr__(self) -> str:
+        values = zip(fields(self), parts(self), strict=True)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{field.name}={value!r}' for field, value in values)})"
+
+
 # Calls of the protocol. Each is answered at once, with the value in its docstring or a `Failure`.
 
 
-@dataclass
-class Call:
+@dataclass(eq=False, repr=False)
+class Call(Message):
     """Base of all calls: the number by which the shell identifies the waiting caller."""
 
     call: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RegisterObjStore(Call):
     """A store serves at an address: answered with its number. An earlier store at that address is lost."""
 
     address: str
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RegisterWorker(Call):
     """A worker of a store serves at an address: answered with its number. It may get calls from now on."""
 
@@ -70,7 +87,7 @@ class RegisterWorker(Call):
     store_address: str
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RegisterFunction(Call):
     """A worker can run a function: answered with None."""
 
@@ -79,7 +96,7 @@ class RegisterFunction(Call):
     result_count: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RemoteCall(Call):
     """A call of a function: answered with the references of its results, each counted twice.
 
@@ -99,28 +116,28 @@ class RemoteCall(Call):
     max_retries: int | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class IncrementRefs(Call):
     """Count each reference once more: answered with None."""
 
     refs: Iterable[int]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DecrementRefs(Call):
     """Count each reference once less: answered with None."""
 
     refs: Iterable[int]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class PushObj(Call):
     """A worker will put an object into its store: answered with its reference, counted once."""
 
     worker: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RequestObj(Call):
     """A worker requests an object in its store: answered with None at once."""
 
@@ -128,7 +145,7 @@ class RequestObj(Call):
     ref: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class AliasObjRefs(Call):
     """Make a reference an alias of another one's object: answered with None."""
 
@@ -136,7 +153,7 @@ class AliasObjRefs(Call):
     target: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ObjReady(Call):
     """A store has a complete object, produced there or delivered: answered with None. `nbytes` 0: size unknown."""
 
@@ -145,7 +162,7 @@ class ObjReady(Call):
     nbytes: int = 0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class AddContained(Call):
     """An object contains references, which were counted for it: answered with None."""
 
@@ -153,14 +170,14 @@ class AddContained(Call):
     contained: Sequence[int]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class WorkerReady(Call):
     """A worker has ended its call and can take another: answered with None."""
 
     worker: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SchedulerInfo(Call):
     """Answered with an `Info`."""
 
@@ -168,30 +185,30 @@ class SchedulerInfo(Call):
 # Facts without a waiting caller.
 
 
-@dataclass
-class WorkerLost:
+@dataclass(eq=False, repr=False)
+class WorkerLost(Message):
     """A worker is lost and does not come back. Its call runs on another one."""
 
     worker: int
 
 
-@dataclass
-class ObjStoreLost:
+@dataclass(eq=False, repr=False)
+class ObjStoreLost(Message):
     """A store is lost and does not come back; nor do its objects and workers."""
 
     store: int
 
 
-@dataclass
-class InvokeTaken:
+@dataclass(eq=False, repr=False)
+class InvokeTaken(Message):
     """A worker has confirmed its call."""
 
     worker: int
     task: int
 
 
-@dataclass
-class InvokeRefused:
+@dataclass(eq=False, repr=False)
+class InvokeRefused(Message):
     """A worker rejected a call by an error. It gets no other call before it sends WorkerReady."""
 
     worker: int
@@ -199,8 +216,8 @@ class InvokeRefused:
     reason: str
 
 
-@dataclass
-class DeliveryFailed:
+@dataclass(eq=False, repr=False)
+class DeliveryFailed(Message):
     """A delivery failed. A successful one sends ObjReady instead."""
 
     ref: int
@@ -235,16 +252,16 @@ Event = (
 # named tuples: one takes five times as long to create, and the nine of a call's life took a fifth of its time.
 
 
-@dataclass
-class Answer:
+@dataclass(eq=False, repr=False)
+class Answer(Message):
     """The answer to a caller: a value or a `Failure`."""
 
     call: int
     value: Any
 
 
-@dataclass
-class InvokeCall:
+@dataclass(eq=False, repr=False)
+class InvokeCall(Message):
     """Send a call to a worker. `task` comes back in `InvokeRefused`."""
 
     worker: int
@@ -253,8 +270,8 @@ class InvokeCall:
     results: Sequence[int]
 
 
-@dataclass
-class DeliverObj:
+@dataclass(eq=False, repr=False)
+class DeliverObj(Message):
     """Order the source store to send an object to the target store."""
 
     ref: int
@@ -262,8 +279,8 @@ class DeliverObj:
     target: int
 
 
-@dataclass
-class NotifyAlias:
+@dataclass(eq=False, repr=False)
+class NotifyAlias(Message):
     """Notify a store that has the canonical reference's object of an alias of it."""
 
     store: int
@@ -271,16 +288,16 @@ class NotifyAlias:
     canonical: int
 
 
-@dataclass
-class DeallocateObject:
+@dataclass(eq=False, repr=False)
+class DeallocateObject(Message):
     """Order a store to drop an object. No effect for this reference follows."""
 
     store: int
     canonical: int
 
 
-@dataclass
-class RequestFailed:
+@dataclass(eq=False, repr=False)
+class RequestFailed(Message):
     """Notify a worker that a requested object will not come. The seed's protocol has no message for this."""
 
     worker: int
@@ -288,15 +305,15 @@ class RequestFailed:
     reason: str
 
 
-@dataclass
-class ForgetWorker:
+@dataclass(eq=False, repr=False)
+class ForgetWorker(Message):
     """Send nothing to this worker any more."""
 
     worker: int
 
 
-@dataclass
-class ForgetStore:
+@dataclass(eq=False, repr=False)
+class ForgetStore(Message):
     """Send nothing to this store any more."""
 
     store: int
@@ -305,9 +322,9 @@ class ForgetStore:
 Effect = Answer | InvokeCall | DeliverObj | NotifyAlias | DeallocateObject | RequestFailed | ForgetWorker | ForgetStore
 
 
-def parts(message: Event | Effect) -> list[Any]:
+def parts(message: Message) -> list[Any]:
     """The fields of an event or an effect, in order."""
-    return [getattr(message, field.name) for field in fields(message)]
+    return [getattr(message, field.name) for field in fields(message)]  # type: ignore[arg-type]
 
 
 class FunctionView(NamedTuple):
