@@ -192,3 +192,58 @@ def test_a_session_without_cpus_runs_actors_and_tasks_that_ask_for_none(program)
         """.replace("Total", "ray.remote(type('Total', (), {'pid': lambda self: __import__('os').getpid()}))")
     )
     assert one.finish()[0] == "done\n"
+
+
+def test_logs_of_the_state_api_are_the_kept_output(program):
+    one = program(
+        """
+        import os, sys
+        from fastrt import ray
+        from fastrt.ray.util import state
+        class Speaker:
+            def say(self, text):
+                print(text, flush=True)
+                print("aside", file=sys.stderr, flush=True)
+                return os.getpid()
+        def wait_for(read, wanted):
+            import time
+            until = time.monotonic() + 30
+            while (found := read()) != wanted and time.monotonic() < until:
+                pass
+            assert found == wanted, found
+        with ray.init(num_cpus=1, object_store_memory=64 << 20, log_to_driver=False) as context:
+            node = context["node_id"]
+            speaker = ray.remote(Speaker).remote()
+            pid = ray.get(speaker.say.remote("one"))
+            ray.get(speaker.say.remote("\x1b[1mtwo"))
+            wait_for(lambda: list(state.get_log(pid=pid, filter_ansi_code=True)), ["one\\n", "two\\n"])
+            file = f"worker-{pid}.out"
+            wait_for(lambda: state.list_logs(node_id=node, glob_filter=f"*-{pid}.out"), {"worker_out": [file]})
+            assert list(state.get_log(filename=file, node_id=node, tail=1)) == ["\x1b[1mtwo\\n"]
+            assert list(state.get_log(pid=pid, tail=1, encoding=None)) == [b"\x1b[1mtwo\\n"]
+            actor = speaker._actor_id.hex()
+            at = {"suffix": "err", "node_ip": context["node_ip_address"]}
+            wait_for(lambda: list(state.get_log(actor_id=actor, **at)), ["aside\\n"] * 2)
+            stop = os.path.join(context["session_dir"], "stop")
+            def wait():
+                print("waits", flush=True)
+                while not os.path.exists(stop):
+                    pass
+            ref = ray.remote(wait).remote()
+            wait_for(lambda: list(state.get_log(task_id=ref.task_id())), ["waits\\n"])
+            open(stop, "w").close()
+            ray.get(ref)
+            others = {"filename": "raylet.out"}, {"pid": pid, "suffix": "log"}, {"pid": 1, "node_id": "ff"}
+            for wrong in ({}, {"actor_id": "ff"}, *others):
+                try:
+                    list(state.get_log(**wrong))
+                except ValueError:
+                    continue
+                raise AssertionError(wrong)
+            try:
+                state.list_logs()
+            except ValueError as exc:
+                print(exc)
+        """
+    )
+    assert one.finish()[0] == "give node_id or node_ip\n"

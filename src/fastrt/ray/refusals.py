@@ -11,7 +11,6 @@ _PRIVATE = "it is not public in Ray"
 _DEPRECATED = "it is deprecated in Ray"
 _DEBUGGER = "breakpoint() in a task waits for `fastrt debug`"
 _CLUSTER = "fastrt's own commands start and stop clusters (`fastrt start`)"
-_LOGS = "fastrt shows the output of workers as it comes, and keeps none of it for this call"
 
 # By module: names and their reasons.
 REFUSED: dict[str, dict[str, str]] = {
@@ -35,7 +34,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "collective": "`fastrt.collective` has groups of its own",
     },
     "ray.util.state": {
-        **dict.fromkeys(("get_log", "list_logs"), _LOGS),
         "StateApiClient": "the functions of ray.util.state ask the node itself, no server",
         "get_job": "fastrt has no job server",
         "list_cluster_events": "fastrt keeps no list of events; `fastrt timeline` records them",

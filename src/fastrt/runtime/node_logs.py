@@ -101,21 +101,36 @@ def logs_of(nodes: Sequence[NodeFile], node: str, wanted: Mapping[str, Any]) -> 
     """
     for here in nodes:
         try:
-            members = nodes_at(here.socket_path)
+            logs = logs_at(here.socket_path, node, wanted)
         except AttachError:
             continue
-        found = [one for one in members if not node or one["NodeName"] == node or one["NodeID"].startswith(node)]
-        logs: list[Log] = []
-        for one in found:
-            if not one["IsHere"]:
-                logs.append(RemoteLog(one["NodeName"], one["NodeID"], here.socket_path, wanted))
-                continue
-            folder = log_files.folder_of(here.socket_path)
-            if folder is not None:
-                logs.append(LocalLog(one["NodeName"], folder, wanted))
-        if found:
+        if logs is not None:
             return logs
     return []
+
+
+def logs_at(socket_path: str, node: str, wanted: Mapping[str, Any]) -> list[Log] | None:
+    """Find the logs of the cluster to which the daemon at a socket belongs.
+
+    Args:
+        socket_path: of the daemon of the node on this machine.
+        node, wanted: as for `logs_of`.
+    Returns:
+        The logs, as `logs_of`; None if there is no such node.
+    Raises:
+        AttachError: the daemon does not answer.
+    """
+    members = nodes_at(socket_path)
+    found = [one for one in members if not node or one["NodeName"] == node or one["NodeID"].startswith(node)]
+    logs: list[Log] = []
+    for one in found:
+        if not one["IsHere"]:
+            logs.append(RemoteLog(one["NodeName"], one["NodeID"], socket_path, wanted))
+            continue
+        folder = log_files.folder_of(socket_path)
+        if folder is not None:
+            logs.append(LocalLog(one["NodeName"], folder, wanted))
+    return logs if found else None
 
 
 def read(

@@ -21,9 +21,11 @@ from fastrt.ray.util.state.api import (
     summarize_objects,
     summarize_tasks,
 )
+from fastrt.ray.util.state.logs import get_log, list_logs
 
 __all__ = [
     "get_actor",
+    "get_log",
     "get_node",
     "get_objects",
     "get_placement_group",
@@ -31,6 +33,7 @@ __all__ = [
     "get_worker",
     "list_actors",
     "list_jobs",
+    "list_logs",
     "list_nodes",
     "list_objects",
     "list_placement_groups",
