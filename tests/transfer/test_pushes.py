@@ -23,6 +23,8 @@ NAME = 7
 class Taken:
     """Answers that each object was taken, and keeps what came."""
 
+    puller: Any = None
+
     def __init__(self) -> None:
         self.came: list[tuple[int, bool]] = []
 
@@ -35,7 +37,8 @@ def named(pair: Pair, wait_until: Callable[..., None], address: str = "", **opti
     """Have a connection between the two stores that has a name; object 1 has come over it."""
     taken = Taken()
     pair.here.put(1, "the first")
-    pair.puller(on_push=taken, **options).pull(1, address or pair.source.address, NAME).result(PATIENCE_S)
+    taken.puller = pair.puller(on_push=taken, **options)
+    taken.puller.pull(1, address or pair.source.address, NAME).result(PATIENCE_S)
     wait_until(lambda: NAME in pair.source._named, "the source knows the name")
     return taken
 
@@ -175,3 +178,62 @@ def test_deliveries_after_the_first_need_no_call(make_site: Make, closing: Make,
     here.put(7, "later")
     call("DeliverObj", objstore_address=other.address, objref=2)
     assert fetched == [1, 3, 6, 2]
+
+
+def test_several_pushes_at_once_and_requests_between_them_are_all_answered(
+    either: Pair, wait_until: Callable[..., None]
+) -> None:
+    puller = named(either, wait_until).puller
+    each, large = 30, 4 << 20
+    for k in range(4 * each):
+        either.here.put(100 + k, bytes([k]) * 1000)
+    for k in range(10):
+        either.here.put(1000 + k, bytes([k]) * large)
+    answers: list[bool] = []
+
+    def run(first: int) -> None:
+        answers.extend(push(either, 100 + first + k) for k in range(each))
+
+    threads = [threading.Thread(target=run, args=(each * k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    asked = [puller.pull(1000 + k, either.source.address) for k in range(10)]
+    for thread in threads:
+        thread.join()
+    for future in asked:
+        future.result(PATIENCE_S)
+    assert answers == [True] * 4 * each
+    assert all(either.there.get(100 + k) == bytes([k]) * 1000 for k in range(4 * each))
+    assert all(either.there.get(1000 + k) == bytes([k]) * large for k in range(10))
+
+
+def test_requests_that_a_pushing_thread_reads_are_served(pair: Pair, wait_until: Callable[..., None]) -> None:
+    pair.here.put(1, "pushed")
+    pair.here.put(2, "asked for")
+    with dialled(pair.source) as sock:
+        sock.sendall(wire.pack_request(wire.Request(0, NAME, 0), wire.NAME_MAGIC))
+        wait_until(lambda: NAME in pair.source._named, "the source knows the name")
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(push(pair, 1)))
+        thread.start()
+        head = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
+        sock.recv(head.length, socket.MSG_WAITALL)
+        request = wire.pack_request(wire.Request(5, 2, 0))
+        sock.sendall(answer(head.ticket, 1) + request[:7])  # the pushing thread ends with a part of the request
+        thread.join()
+        assert found == [True]
+        sock.sendall(request[7:])
+        head = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
+        sock.recv(head.length, socket.MSG_WAITALL)
+        assert (head.status, head.ticket, head.objref) == (wire.OK, 5, 2)
+        thread = threading.Thread(target=lambda: found.append(push(pair, 1)))
+        thread.start()
+        head = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
+        sock.recv(head.length, socket.MSG_WAITALL)
+        sock.sendall(request)  # while the pushing thread still waits for its answer
+        asked = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
+        assert (asked.status, asked.ticket, asked.objref) == (wire.OK, 5, 2)
+        sock.recv(asked.length, socket.MSG_WAITALL)
+        sock.sendall(answer(head.ticket, 1))
+        thread.join()
+        assert found == [True, True]

@@ -385,7 +385,8 @@ class _Link:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which was not requested")
         if self._checked and not frame.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
-        receipt, _ = self._table.begin(frame.objref)
+        _, new = self._table.begin_many((frame.objref,))  # not `begin`: nothing waits for a future
+        receipt = new[0] if new else None
         data: memoryview | bytearray = bytearray(0)
         try:
             data = self._room_for(receipt, frame)

@@ -5,7 +5,10 @@ a large one before it. At most ACTIVE_MAX take turns at once, which also bounds 
 received there. Small objects that are requested together are sent together, in one bundle.
 
 A taker that has given its connection a name also accepts small objects that it did not request. `Source.push` sends one
-from the caller's thread, between two batches of the connection's thread, which then receives the taker's answer.
+from the caller's thread, between two batches of the connection's thread, and reads the taker's answer itself: to wake
+the connection's thread, and have it wake the caller, would take as long as the network. One thread reads at a time.
+While a caller does, the connection's thread sleeps without a watch on the socket, and is woken for requests that the
+caller read.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import errno
 import itertools
 import logging
 import queue
+import select
 import socket
 import struct
 import threading
@@ -286,9 +290,13 @@ class _Connection:
         self.name = 0
         self._named = named
         self._sending = threading.Lock()  # held while something is sent
-        self._pushes = threading.Lock()  # guards the next two
+        self._reading = threading.Lock()  # held while something is received and taken
+        self._pushes = threading.Lock()  # guards the next four
         self._pushed: dict[int, queue.SimpleQueue[bool]] = {}  # where the answers to pushed objects go, by ticket
         self._ended = False
+        self._poll: select.epoll | None = None  # what the connection's thread sleeps in, once it has a name
+        self._is_lent = False  # a pushing thread reads
+        self._error: wire.WireError | None = None  # found by a pushing thread
         self._tickets = itertools.count()
         self._table = table
         self._link = made
@@ -313,20 +321,57 @@ class _Connection:
                 return False
             ticket = next(self._tickets) & 0xFFFFFFFF
             self._pushed[ticket] = answer
+            reads = self._poll is not None and not self._is_lent
+            if reads:
+                self._is_lent = True
+                self._watch(0)
         crc = stream.crc32c(sealed.pin) if self._checksum else 0
         flags = wire.ERROR * sealed.is_error | wire.CHECKED * self._checksum
         head = wire.pack_frame(Frame(wire.PUSH, sealed.kind, flags, 0, ticket, objref, size, 0, size, crc))
         try:
             self._send([head, sealed.pin])
-            return answer.get(timeout=timeout_s)
-        except (OSError, queue.Empty):
+            if reads:
+                self._read_until(answer, time.monotonic() + timeout_s)
+            return answer.get(timeout=0.0 if reads else timeout_s)
+        except (OSError, EOFError, queue.Empty):
             self._link.shutdown()  # part of a frame may have been sent, and an answer may come later
             return False
+        finally:
+            if reads:
+                self._stop_reading()
+
+    def _read_until(self, answer: queue.SimpleQueue[bool], until: float) -> None:
+        """Receive on a pushing thread until its answer has come; `until`: by the monotonic clock."""
+        with self._reading:
+            while answer.empty():
+                got = self._link.receive([self._room()], 1, max(0.0, until - time.monotonic()))
+                try:
+                    self._take_all(got)
+                except wire.WireError as exc:  # the connection's thread ends the connection, and reports it
+                    self._error = exc
+                    return
+                if self._asked:
+                    with self._pushes:
+                        self._watch(select.EPOLLOUT)
+
+    def _stop_reading(self) -> None:
+        """Have the connection's thread read again; wake it if something that was read is left to it."""
+        with self._pushes:
+            self._is_lent = False
+            is_left = self._asked or self._filled or self._error or self._link.has_begun()
+            self._watch(select.EPOLLIN | select.EPOLLOUT if is_left else select.EPOLLIN)
+
+    def _watch(self, events: int) -> None:
+        """Set what the connection's thread wakes for, under the lock; EPOLLOUT wakes it at once."""
+        if self._poll is not None and not self._ended:
+            self._poll.modify(self._link.fileno(), events)
 
     def end_pushes(self) -> None:
         """Answer the objects that have no answer: the connection has ended."""
         with self._pushes:
             self._ended = True
+            if self._poll is not None:
+                self._poll.close()
             answers = list(self._pushed.values())
             self._pushed.clear()
         for answer in answers:
@@ -399,13 +444,43 @@ class _Connection:
 
     def _read_requests(self) -> None:
         """Read the requests that have arrived; wait for one when there is nothing to send."""
-        room = memoryview(self._inbox)[self._filled :]
-        if self._active or self._asked:
-            got = self._link.receive_ready(room)
-            if got == 0:
-                return
-        else:
-            got = self._receive_patiently(room)
+        if self._error is not None:
+            raise self._error
+        is_idle = not (self._active or self._asked)
+        if self._poll is None and is_idle:
+            with self._reading:
+                self._take_all(self._receive_patiently(self._room()))
+        elif not self._read_ready() and is_idle:
+            self._wait_patiently(self._poll)
+
+    def _read_ready(self) -> bool:
+        """Read what has arrived, unless a pushing thread reads; whether there was something."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            got = self._link.receive_ready(self._room())
+            self._take_all(got)
+            return got > 0
+        finally:
+            self._reading.release()
+
+    def _wait_patiently(self, poll: select.epoll | None) -> None:
+        """Wait for something to read or to send, as long as `_receive_patiently` would."""
+        assert poll is not None
+        begun = self._filled > 0 or self._link.has_begun()
+        events = poll.poll(self._timeout_s if begun else _IDLE_S)
+        if not events and begun and not self._is_lent:
+            raise TimeoutError("the taker has sent a part of a request only")
+        if any(event & select.EPOLLOUT for _, event in events):
+            with self._pushes:
+                self._watch(0 if self._is_lent else select.EPOLLIN)
+
+    def _room(self) -> memoryview:
+        """The free part of the buffer for requests."""
+        return memoryview(self._inbox)[self._filled :]
+
+    def _take_all(self, got: int) -> None:
+        """Take the complete requests in the buffer, after `got` more bytes have come."""
         self._filled += got
         whole = self._filled - self._filled % wire.REQUEST.size
         for at in range(0, whole, wire.REQUEST.size):
@@ -423,6 +498,8 @@ class _Connection:
             if self.name or not request.objref:
                 raise wire.WireError("the taker gives its connection no name, or a second one")
             self.name = request.objref
+            self._poll = select.epoll()
+            self._poll.register(self._link.fileno(), select.EPOLLIN)
             self._named(self)
         else:
             with self._pushes:
