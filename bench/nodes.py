@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 
-def cluster(stack: ExitStack, store: str, **env: str) -> tuple[str, Callable[..., None], dict[str, str]]:
+def cluster(stack: ExitStack, store: str, **env: str) -> tuple[str, Callable[..., int], dict[str, str]]:
     """Start a head without workers.
 
     Args:
@@ -21,7 +21,8 @@ def cluster(stack: ExitStack, store: str, **env: str) -> tuple[str, Callable[...
         store: FASTRT_OBJECT_STORE_MEMORY of each node.
         env: other variables of the nodes.
     Returns:
-        The head's address, a function that starts a further node with these options, and the variables for drivers.
+        The head's address, a function that starts a further node with these options and returns its process id, and
+        the variables for drivers.
     Raises:
         click.ClickException: a node did not start.
     """
@@ -31,13 +32,14 @@ def cluster(stack: ExitStack, store: str, **env: str) -> tuple[str, Callable[...
     env |= {"FASTRT_RUNTIME_DIR": str(folder), "FASTRT_OBJECT_STORE_MEMORY": store}
     words = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
 
-    def node(*options: str) -> None:
+    def node(*options: str) -> int:
         process = subprocess.Popen([*words, *options], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
         stack.callback(process.wait)
         stack.callback(process.terminate)
         assert process.stdout is not None
         if not any(line.startswith("use it:") for line in process.stdout):
             raise click.ClickException("a node of fastrt did not start; see above")
+        return process.pid
 
     node("--head", "--port", "0", "--num-workers", "0", "--name", "first")
     (head,) = nodes_here(folder)
