@@ -454,7 +454,7 @@ class _Connection:
             self._wait_patiently(self._poll)
 
     def _read_ready(self) -> bool:
-        """Read what has arrived, unless a pushing thread reads; whether there was something."""
+        """Read the requests that have arrived, unless a pushing thread reads; return whether there were bytes."""
         if not self._reading.acquire(blocking=False):
             return False
         try:
