@@ -347,3 +347,25 @@ async def test_objects_that_share_the_value_of_a_third_node_are_released_one_by_
     values.release(refs[1].objref)
     assert values.kept_object(77) is None
     end.close()
+
+
+def test_arguments_that_share_the_value_of_a_third_node_all_arrive(wait_until):
+    """Their offers have one number: the second one took the place of the first, whose task then waited without end."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            refs = [here.store.put(pattern(3)) for _ in range(3)]
+            values = here.exchange.traffic.values
+            number = values.keep(refs[0])
+            assert [values.keep(ref, number) for ref in refs[1:]] == [number] * 2
+            result = here.forward(*refs)
+            await asyncio.to_thread(wait_until, lambda: core.queued(there.client), "the task can run", PATIENCE_S)
+            task = core.next_task(there.client, 0.0, 0.0)
+            _, arguments, _ = core.arguments(there.client, task)
+            for argument in arguments:
+                np.testing.assert_array_equal(there.store.get(argument), pattern(3))
+            del argument, arguments
+            assert core.finish_scalar(there.client, task, None)
+            assert await asyncio.to_thread(here.store.get, result, PATIENCE_S) is None
+
+    asyncio.run(play())

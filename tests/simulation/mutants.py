@@ -64,6 +64,8 @@ MUTANTS = [
            "            if self._has_results(sent.task):\n", "            if False:\n"),
     Mutant("cancel: an argument that comes under the number of a fetch", "inbox",
            "        if isinstance(arriving, Fetching):\n", "        if arriving is not None:\n"),
+    Mutant("inbox: an argument takes the place of another one with its number", "inbox",
+           "            if self.is_fetching(message.native):\n", "            if False:\n"),
     Mutant("tidy: the shared source of a result that a peer waits for", "value_traffic",
            "*(stream.needs() for stream in self.streams)", "*(stream.references.exported for stream in self.streams)",
            225),

@@ -5,6 +5,9 @@ fetched once it is admitted. It is admitted when the store has room for it, afte
 when it fits into the budget for arguments of tasks that have not run. Until then its bytes stay on the peer, so a full
 store makes the sender wait. An offer is answered by fetching the value over the peer's native stream, or by requesting
 its pieces.
+
+Several objects can share one value, which a third node offers under one number. One of them is in transit at a time,
+and the others wait behind it.
 """
 
 from __future__ import annotations
@@ -149,6 +152,7 @@ class Arrivals:
         self._client = exchange.client
         self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the peer's offer
         self._offered: dict[int, Arriving] = {}  # values that are not admitted yet, in order
+        self._behind: dict[int, list[Arriving]] = {}  # by number: values that wait until the one before has ended
         self._oldest = 0  # the first offer that the store has no room for,
         self._wait: room.RoomWait | None = None  # and its wait
         self._asked: int | None = None  # how many spill rounds had ended when this process requested one
@@ -169,6 +173,9 @@ class Arrivals:
             if self._exchange.traffic.values is None:
                 who = self._exchange.name
                 raise PeerError(f"node {who} offers a value over a native stream, and this node has none")
+            if self.is_fetching(message.native):
+                self._behind.setdefault(message.native, []).append(arriving)
+                return
             self._offered[message.native] = arriving
             self.admit()
             return
@@ -190,6 +197,7 @@ class Arrivals:
         """
         arriving = self._arriving.pop(-message.native, None)
         if arriving is not None:
+            self._continue(message.native)
             failed = message.error and not arriving.error  # the peer could not read the value
             if failed and not arriving.become_error(message.size, message.kind):
                 self._exchange.traffic.on_withdrawn(message.native)
@@ -243,7 +251,7 @@ class Arrivals:
         self.admit()
 
     def is_fetching(self, number: int) -> bool:
-        """Return whether the fetch of a remote value has begun."""
+        """Return whether a value comes under this number."""
         return number in self._offered or -number in self._arriving
 
     def cancel(self, number: int) -> None:
@@ -257,6 +265,16 @@ class Arrivals:
                 self._exchange.traffic.values.cancel(number)
             arriving.writer.abort()
             self._end_turn(number, arriving)
+        self._continue(number)
+
+    def _continue(self, number: int) -> None:
+        """Go on with the next value of a number, if the one before has ended."""
+        if number in self._behind and not self.is_fetching(number):
+            behind = self._behind[number]
+            self._offered[number] = behind.pop(0)
+            if not behind:
+                del self._behind[number]
+            self.admit_soon()
 
     async def room_for(self, frame: Any) -> None:
         """Wait until the store has room for the values in a frame; the sender waits meanwhile.
@@ -330,6 +348,7 @@ class Arrivals:
             self._fetch(number, one)
         else:
             self._taken(number, one)
+            self._continue(number)
 
     def _use_file(self, number: int, one: Arriving) -> bool:
         """Admit a value into a file, because the store has no room; return False if no file can be made."""
@@ -392,6 +411,7 @@ class Arrivals:
         given_up = self._offered.pop(number)
         given_up.give_up(error)
         self._taken(number, given_up)
+        self._continue(number)
 
     def landed(self, number: int, error: BaseException | None) -> None:
         """Seal a value that the native stream has delivered; on an error, request its pieces."""
@@ -410,6 +430,7 @@ class Arrivals:
         if arriving.attempts:
             self._exchange.traffic.offer_copy(number)
         self._exchange.traffic.arrived(number)
+        self._continue(number)
 
     def _taken(self, number: int, arriving: Arriving) -> None:
         """Tell the peer that a value has arrived, or is not needed."""
@@ -423,21 +444,33 @@ class Arrivals:
 
     def drop(self, task: int, result: int | None = None) -> None:
         """Stop writing one result of a task, or all of them: the memory may be reused."""
+
+        def is_dropped(one: Arriving) -> bool:
+            return one.task == task and result in (None, one.result)
+
+        for number, behind in list(self._behind.items()):
+            behind[:] = [one for one in behind if not is_dropped(one)]  # such offers need no answer
+            if not behind:
+                del self._behind[number]
         for number, one in list(self._offered.items()):
-            if one.task == task and result in (None, one.result):
+            if is_dropped(one):
                 del self._offered[number]
                 self._taken(number, one)
+                self._continue(number)
         for transfer, one in list(self._arriving.items()):
-            if one.task == task and result in (None, one.result):
+            if is_dropped(one):
                 del self._arriving[transfer]
                 if transfer < 0 and self._exchange.traffic.values is not None:
                     self._exchange.traffic.values.cancel(-transfer)
                     self._taken(-transfer, one)
                     self._end_turn(-transfer, one)
+                    self._continue(-transfer)
 
     def named(self) -> set[int]:
         """Return the numbers of the objects that these values contain."""
-        return {ref.objref for one in (*self._arriving.values(), *self._offered.values()) for ref in one.contains}
+        behind = (one for some in self._behind.values() for one in some)
+        coming = (*self._arriving.values(), *self._offered.values(), *behind)
+        return {ref.objref for one in coming for ref in one.contains}
 
     def clear(self) -> None:
         """Drop all values in transit, because the stream has ended."""
@@ -449,6 +482,7 @@ class Arrivals:
                 one.writer.abort()  # at once: what becomes of the value depends on whether its bytes are here
         self._arriving.clear()
         self._offered.clear()
+        self._behind.clear()
         self._wait = None
 
 
