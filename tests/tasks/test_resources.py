@@ -193,6 +193,11 @@ def test_what_nothing_here_has_is_refused_at_once_in_words(rt):
     ):
         with pytest.raises(fastrt.InfeasibleTaskError, match=words):
             fastrt.get(add.options(**options).remote(1), timeout=30)
+    kept = fastrt.list_tasks(state="failed")
+    assert {(row["name"], row["type"], row["pid"], row["attempt"]) for row in kept} == {
+        ("add", "InfeasibleTaskError", 0, 0)
+    }
+    assert sum("moon 1, which no node has" in row["message"] for row in kept) == 1
 
 
 def test_places_that_one_node_has_are_this_one(rt):

@@ -29,6 +29,7 @@ from fastrt.node.amounts import free_of
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey, pair_of
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
+from fastrt.store import failures
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.store.messages import (
@@ -529,22 +530,19 @@ class Admission:
             self._cannot_reserve(order)
             return
         key, shortage = order.key, self._shortage(order.demand)
-        is_task = isinstance(key, TaskKey)
-        what = "task" if is_task else "actor"
-        records = core if is_task else actors
+        what, records = ("task", core) if isinstance(key, TaskKey) else ("actor", actors)
         function = records.info(self._client, key.record)["function"]
-        name = function_name(self._client, function[0] if is_task else function)
+        name = function_name(self._client, function[0] if records is core else function)
         if order.what == "warn":
             self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
         elif isinstance(key, TaskKey):
-            self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
+            self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"), name)
         else:
             actors.end_for_good(self._client, key.record, actors.FAILED, f"it demands {shortage}")
             self._start_actors()
 
     def _shortage(self, demand: Demand) -> str:
-        group = group_of(demand)
-        if not group:
+        if not (group := group_of(demand)):
             return self.placing.shortage(demand)
         why = self.groups.why_gone(group)
         if why is None:
@@ -560,8 +558,10 @@ class Admission:
             actors.end_for_good(self._client, order.key.record, actors.FAILED, shortage[:400])
             self._start_actors()
 
-    def _refuse(self, task: TaskKey, error: FastrtError) -> None:
+    def _refuse(self, task: TaskKey, error: FastrtError, name: str = "") -> None:
         if admission.refuse(self._client, task.record, task.id):
+            if name:
+                failures.keep(self._store, task.record, name, error, pid=0)  # no process has run it
             self._store.put_error(task.record, error)
             core.finish(self._client, task.record, tally.FAILED)
 

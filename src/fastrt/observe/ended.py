@@ -58,7 +58,7 @@ class Failure:
         retried: whether another attempt followed.
         mended: whether a later attempt succeeded.
         signal: that ended the process; 0: none.
-        pid: of the process that ran it.
+        pid: of the process that ran it; 0: no node could run it.
         node: the name of the other node that ran it; "": this one.
     """
 
