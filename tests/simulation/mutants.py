@@ -71,6 +71,9 @@ MUTANTS = [
            225),
     Mutant("release: one stream ends what another one holds", "uplink",
            "        if not self._tables.kept.is_held(node, objref):\n", "        if True:\n", 2035),
+    Mutant("claim: any value that crosses it is its answer", "claiming",
+           "if objref not in self._open or not message.native or message.contains or message.error:",
+           "if objref not in self._open or not message.native:", 2120),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(form.left - 1, 0)", "form.left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n", 4),

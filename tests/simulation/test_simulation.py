@@ -54,7 +54,7 @@ def test_nodes_that_leave_in_order_lose_nothing():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("first", "count"), [(2000, 50), (2050, 50)])
+@pytest.mark.parametrize(("first", "count"), [(2000, 50), (2050, 50), (2120, 1)])
 def test_many_seeds_hold(first, count):
     ran = simulate("--seed", str(first), "--seeds", str(count), "--mixed", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -71,16 +71,21 @@ class Claiming:
             self._exchange.out.add("claim", 0)  # that was all: the peer need not keep anything else
 
     def take(self, message: Any) -> bool:
-        """Take a value of the peer if it is the answer to a claim; return False if it must be received."""
+        """Take a value of the peer if it is the answer to a claim; return False if it must be received.
+
+        A value can cross the claim, because its object was named on this stream too. One that has not the form of an
+        answer leaves the claim open; one that has it counts as the answer, and the answer is received in its place.
+        """
         objref = message.objref
-        claimed = self._remote.claimed(self._exchange.node, objref) if message.native else []
-        is_answer = objref in self._open
+        if objref not in self._open or not message.native or message.contains or message.error:
+            return False
         self._open.discard(objref)
+        claimed = self._remote.claimed(self._exchange.node, objref)
         sealed = self._use_stand_ins(objref, claimed)
         if sealed:
             self._use_source(message, sealed)
             return True
-        return is_answer and not claimed and self._is_unclaimed(objref)
+        return not claimed and self._is_unclaimed(objref)
 
     def on_named(self, objref: int) -> None:
         """Use the answer to a claim of an object whose value follows once it exists."""
