@@ -193,11 +193,9 @@ def test_what_nothing_here_has_is_refused_at_once_in_words(rt):
     ):
         with pytest.raises(fastrt.InfeasibleTaskError, match=words):
             fastrt.get(add.options(**options).remote(1), timeout=30)
-    kept = fastrt.list_tasks(state="failed")
-    assert {(row["name"], row["type"], row["pid"], row["attempt"]) for row in kept} == {
-        ("add", "InfeasibleTaskError", 0, 0)
-    }
-    assert sum("moon 1, which no node has" in row["message"] for row in kept) == 1
+    kept = [row for row in fastrt.list_tasks(state="failed") if row["type"] == "InfeasibleTaskError"]
+    moon = [row for row in kept if "moon 1, which no node has" in row["message"]]
+    assert [(row["name"], row["pid"], row["attempt"]) for row in moon] == [("add", 0, 0)]
 
 
 def test_places_that_one_node_has_are_this_one(rt):
