@@ -129,6 +129,10 @@ def test_size_that_a_pod_has_by_its_variable_needs_no_rank():
         (1, 2, None, "need --head"),
         (2, 2, "a", "contradict"),
         (0, 2, "a:b", "HOST:PORT"),
+        (1, 2, "[::1]:7000", "--head is '[::1]:7000'; ranks meet by IPv4"),
+        (1, 2, "::1", "--head is '::1'; ranks meet by IPv4"),
+        (1, 2, "a b", "--head is 'a b'; it must be HOST or HOST:PORT"),
+        (1, 2, "", "--head is ''; it must be HOST or HOST:PORT"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(rank, size, head, error):

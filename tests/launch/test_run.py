@@ -1,8 +1,11 @@
 """`fastrt run` on this machine: alone, and as a job whose ranks are given by options."""
 
 import signal
+import subprocess
 
 import pytest
+
+from support.cluster import FASTRT
 
 COUNT = """
 import os, sys
@@ -27,6 +30,27 @@ def test_program_alone_has_its_own_output_and_exit_code_and_a_session(command, p
     assert code == 7, err
     assert out == "1 ['--rank', 'x']\nTrue\n"
     assert err == "bye\n"
+
+
+READS = """
+import sys, fastrt
+with fastrt.init():
+    text = sys.stdin.read()
+    print(sys.argv[1:])
+    sys.stdout.write(text * 2)
+sys.exit(255)
+"""
+
+
+def test_program_at_a_path_with_spaces_reads_its_input_and_writes_megabytes(command, tmp_path):
+    path = tmp_path / "a folder" / "my app.py"
+    path.parent.mkdir()
+    path.write_text(READS)
+    text = "0123456789abcde\n" * 100_000
+    words = [*FASTRT, "run", "--num-workers", "1", str(path), "an argument", ""]
+    ended = subprocess.run(words, env=command.env, input=text, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 255, ended.stderr
+    assert ended.stdout == f"{['an argument', '']}\n{text * 2}"
 
 
 def test_options_of_a_node_in_the_program_are_ignored_with_a_warning(command, program):
@@ -93,6 +117,50 @@ def test_two_ranks_are_one_cluster_and_both_end_with_the_program(command, progra
     assert "Traceback" not in err
     out, err = other.communicate(timeout=60)
     assert (other.returncode, out, err) == (0, "", "")
+
+
+HEAD = """
+import subprocess, sys, fastrt
+
+HEAD = "node:__internal_head__"
+
+@fastrt.remote(num_cpus=0, resources={HEAD: 1})
+def where():
+    return fastrt.get_runtime_context().get_node_id()
+
+@fastrt.remote(num_cpus=0, resources={HEAD: 2})
+def twice():
+    return "ran"  # never: two nodes of the cluster, but one head
+
+with fastrt.init():
+    nodes = fastrt.nodes(implied=True)
+    print(len(nodes), fastrt.cluster_resources(implied=True)[HEAD])
+    heads = [node for node in nodes if HEAD in node["Resources"]]
+    print([node["IsHere"] for node in heads], [node["Resources"][HEAD] for node in heads])
+    print(fastrt.get(where.remote()) == heads[0]["NodeID"])
+    try:
+        print(fastrt.get(twice.remote(), timeout=1))
+    except Exception as error:
+        print(type(error).__name__)
+    print(subprocess.run([*sys.argv[1:]]).returncode)
+"""
+INNER = """
+import sys, fastrt
+with fastrt.init():
+    print(len(fastrt.nodes()), fastrt.cluster_resources()["CPU"], flush=True)
+sys.exit(3)
+"""
+
+
+def test_resource_of_the_head_is_once_in_the_cluster_and_a_run_inside_has_its_own_session(command, program, tmp_path):
+    path, inner = program(HEAD), tmp_path / "inner.py"
+    inner.write_text(INNER)
+    words = ("--size", "2", "--head", "127.0.0.1", "--job", "head", "--num-workers", "1")
+    first = command.start("--rank", "0", *words, path, *FASTRT, "run", "--num-workers", "1", str(inner))
+    other = command.start("--rank", "1", *words, path)
+    out, err = first.communicate(timeout=50)
+    assert out.splitlines() == ["2 1.0", "[True] [1.0]", "True", "GetTimeoutError", "1 1.0", "3"], err
+    assert other.communicate(timeout=20) == ("", "")
 
 
 def test_program_starts_with_fewer_nodes_and_the_missing_one_is_named(command, program):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fastrt.errors import ConfigError
 from fastrt.launch.hostlist import counts, expand
-from fastrt.net.address import split_address
+from fastrt.net.address import is_host, split_address
 
 RANKS_MAX = 1 << 16
 _INDEX = re.compile(r"\d{1,6}")
@@ -198,6 +198,10 @@ def override(place: Place, rank: int | None, size: int | None, head: str | None,
     if job is not None:
         place = replace(place, job=f"options {job}")
     if head is not None:
+        if head.count(":") > 1:
+            raise ConfigError(f"--head is {head!r}; ranks meet by IPv4: give an IPv4 address of rank 0, or its name")
+        if ":" not in head and not is_host(head):
+            raise ConfigError(f"--head is {head!r}; it must be HOST or HOST:PORT")
         host, port = split_address(head) if ":" in head else (head, 0)
         place = replace(place, head=host, port=port, meets="port")
     return place.check()

@@ -56,6 +56,11 @@ def split_address(address: str, port_min: int = 1) -> tuple[str, int]:
         ) from None
 
 
+def is_host(text: str) -> bool:
+    """Whether a text is a host's name or IPv4 address, as far as its characters tell."""
+    return _NAME.fullmatch(text) is not None
+
+
 def is_address(text: str) -> bool:
     """Whether a text is the address of a server that others can connect to."""
     try:
