@@ -163,6 +163,25 @@ def test_resource_of_the_head_is_once_in_the_cluster_and_a_run_inside_has_its_ow
     assert other.communicate(timeout=20) == ("", "")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_node_that_comes_60_s_late_joins(command, program):
+    path = program(COUNT)
+    words = ("--size", "2", "--head", "127.0.0.1", "--job", "late", "--num-workers", "1")
+    first = command.start("--rank", "0", *words, path)
+    reports = []
+    while len(reports) < 2:  # after the patience of 30 s, and again
+        line = first.stderr.readline()
+        assert line, reports
+        reports += [line] if "1 of 2 nodes are there" in line else []
+    other = command.start("--rank", "1", *words, path)
+    out, err = first.communicate(timeout=60)
+    assert (first.returncode, out) == (7, "2 []\nTrue\n"), err
+    assert [int(line.split()[2]) for line in reports] == [30, 60]
+    assert "node 2 of 2: " in err
+    assert other.communicate(timeout=20) == ("", "")
+
+
 def test_program_starts_with_fewer_nodes_and_the_missing_one_is_named(command, program):
     text = (
         "import fastrt, threading\nwith fastrt.init():\n    print(len(fastrt.nodes()))\n    threading.Event().wait(1)\n"
