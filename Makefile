@@ -93,13 +93,15 @@ DEPENDENCIES := $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *\("[^"]*"\),$$/\1
 
 .venv/.installed: $(SOURCES) | .venv/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --no-compile $(TO_COMPILE)
-	$(BIN)/python -m pip install --quiet $(BUILD_REQUIRES) $(DEPENDENCIES) & packages=$$!; \
+	$(BIN)/python -m pip install --quiet --no-compile $(BUILD_REQUIRES) $(DEPENDENCIES) & packages=$$!; \
 	$(BIN)/python setup.py -q build_ext; built=$$?; wait $$packages && exit $$built
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps .
 	touch $@
 
+# The tests' many processes need bytecode, of which the demo's installation leaves out what nothing imports.
 .venv/.tools: .venv/.installed
-	$(BIN)/python -m pip install --quiet 'fastrt[test]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 & \
+	$(BIN)/python -m pip install --quiet 'fastrt[test]'; installed=$$?; wait; exit $$installed
 	touch $@
 
 # fastrt itself is installed already: pip adds the packages of the extra only.
