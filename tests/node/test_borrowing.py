@@ -94,6 +94,20 @@ def test_values_are_kept_for_a_node_that_the_first_view_of_a_head_does_not_list(
     assert dropped == [("gone", 8)]
 
 
+def test_stream_that_ends_without_objects_does_not_keep_others_longer(monkeypatch):
+    """Each end of an idle stream renewed the time of what the peer had stopped using long before."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    kept, dropped = Kept(), []
+    kept.on_drop = lambda node, objref: dropped.append(objref)
+    kept.keep("peer", [SimpleNamespace(objref=7)])
+    clock[0] = CLAIM_S - 1.0
+    kept.keep("peer", [])
+    clock[0] = CLAIM_S + 1.0
+    kept.tend(None)
+    assert dropped == [7]
+
+
 def test_object_stays_held_while_another_stream_of_the_same_node_holds_it():
     """The daemon dropped it at the first release, and the next uplink did not know what the peer claimed."""
     streams = [{7}, {7, 8}]  # what the node holds over its two streams

@@ -505,10 +505,10 @@ class Kept:
         self.on_drop: Callable[[str, int], None] = lambda node, objref: None
 
     def keep(self, node: str, refs: Iterable[ObjectRef]) -> None:
-        """Hold objects for a node whose stream has ended."""
-        held = self._held(node) | {ref.objref: ref for ref in refs}
-        if held:
-            self._objects[node] = (Absence(node, "", time.monotonic()), held)
+        """Hold objects for a node whose stream has ended; a stream without any leaves the others' time as it is."""
+        new = {ref.objref: ref for ref in refs}
+        if new:
+            self._objects[node] = (Absence(node, "", time.monotonic()), self._held(node) | new)
 
     def _held(self, node: str) -> dict[int, ObjectRef]:
         return self._objects[node][1] if node in self._objects else {}
