@@ -51,7 +51,7 @@ def test_unknown_method_and_failing_handler_do_not_end_the_server(serve: Any, ca
 def test_hung_up_and_timed_out_callers_are_reported_once(serve: Any, wait_until: Any) -> None:
     recorder, channel = serve()
     calls = [channel.unary_unary("/t.S/Wait").future(b"", timeout=40) for _ in range(20)]
-    short = channel.unary_unary("/t.S/Wait").future(b"", timeout=0.2)
+    short = channel.unary_unary("/t.S/Wait").future(b"", timeout=2.0)  # long enough to arrive
     wait_until(lambda: len(recorder.waiting) == 21, "all calls")
     for call in calls:
         call.cancel()
