@@ -110,7 +110,7 @@ def test_threads_that_start_the_default_at_once_get_one_session(default, runtime
 
 
 SETTINGS = {
-    "workers none": {"num_workers": 0}, "workers negative": {"num_workers": -1}, "workers many": {"num_workers": 9999},
+    "workers negative": {"num_workers": -1}, "workers many": {"num_workers": 9999},
     "workers text": {"num_workers": "two"}, "workers float": {"num_workers": 1.5},
     "workers bool": {"num_workers": True},
     "store none": {"object_store_memory": 0}, "store negative": {"object_store_memory": -5},
