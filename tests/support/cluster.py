@@ -73,7 +73,8 @@ class RunningNode:
         """As a machine that loses its power: everything of the node at once, without a word."""
         everything = self.processes()
         for process in everything:
-            process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):  # a worker has just ended by itself
+                process.suspend()
         for process in everything:
             with contextlib.suppress(psutil.NoSuchProcess):  # workers die with the zygote that was killed before them
                 process.kill()
