@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from fastrt.cli.coordinator import coordinator
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from support.certificates import certificates
 
 COMMAND = [str(Path(sys.executable).with_name("fastrt")), "coordinator"]
 
@@ -120,21 +121,9 @@ def test_mistakes_in_words_alone_are_told_without_a_server(words: list[str], abo
     assert about in result.output
 
 
-def openssl(folder: Path, *commands: str) -> None:
-    for command in commands:
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-
-
 def test_one_that_wants_certificates_is_looked_into_with_one(live: Any, tmp_path: Path) -> None:
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
-    openssl(
-        tmp_path,
-        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -subj /CN=ca",
-        "req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=one",
-        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -extfile names",
-    )
-    named = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
-    tls = ["--tls-ca", named["ca"], "--tls-cert", named["cert"], "--tls-key", named["key"]]
+    files = certificates(tmp_path)
+    tls = ["--tls-ca", str(files.client_ca), "--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
     service = live("--num-tasks", "1", *tls)
     assert "jax_worker/0" in run("status", "--address", service.address, *tls).stdout
     assert "0 keys" in run("--address", service.address, *tls, "kv").stdout

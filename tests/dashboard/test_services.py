@@ -1,12 +1,10 @@
 """The page of a coordinator and of parameter servers, which runs without a session."""
 
-import subprocess
-
 import numpy as np
 
 from fastrt import ps
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
-from fastrt.net.grpc.auth import TlsFiles
+from support.certificates import certificates
 from support.dashboard import Dashboard
 
 with Coordinator(CoordinatorOptions(num_tasks=1)) as _service, connect(_service.address):
@@ -44,17 +42,11 @@ def test_coordinator_and_tables_are_shown_and_their_end_is_noticed(runtime_dir, 
 
 
 def test_coordinator_that_wants_certificates_is_shown_with_one(runtime_dir, tmp_path, wait_until):
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
-    for command in (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.pem -subj /CN=ca",
-        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out request.pem -subj /CN=one",
-        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -extfile names",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    ca, cert, key = (tmp_path / f"{name}.pem" for name in ("ca", "cert", "key"))
-    with Coordinator(CoordinatorOptions(num_tasks=1, tls=TlsFiles(cert, key, ca))) as coordinator:
+    tls = certificates(tmp_path)
+    with Coordinator(CoordinatorOptions(num_tasks=1, tls=tls)) as coordinator:
         address = ("--coordinator", coordinator.address)
-        files = ("--coordinator-ca", str(ca), "--coordinator-cert", str(cert), "--coordinator-key", str(key))
+        named = {"ca": tls.client_ca, "cert": tls.certificate, "key": tls.key}
+        files = [word for name, file in named.items() for word in (f"--coordinator-{name}", str(file))]
         with Dashboard(runtime_dir, *address) as plain, Dashboard(runtime_dir, *address, *files) as dash:
             wait_until(lambda: "coordinator" in dash.view("services"), "the coordinator", 20)
             wait_until(lambda: "coordinator-silent" in plain.view("services"), "the refusal", 20)

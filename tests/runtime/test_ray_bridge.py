@@ -25,6 +25,7 @@ from fastrt.runtime.ray_bridge import BRIEF_WORKERS, exported
 from fastrt.scheduler import SchedulerClient
 from fastrt.scheduler.client import SchedulerError
 from fastrt.transfer import obj
+from support.certificates import certificates
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
 MESSAGES = message_set("ray")
@@ -278,13 +279,7 @@ def test_program_with_pem_files_calls_functions_and_opens_no_link_between_nodes(
 
 @pytest.mark.long
 def test_cluster_with_certificates_of_its_own_takes_a_derived_bearer_over_tls(runtime_dir, tmp_path, wait_until):
-    def openssl(words):
-        subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
-
-    openssl("req -newkey rsa:2048 -nodes -subj /CN=ca -x509 -days 2 -keyout ca.key -out ca.pem")
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
-    openssl("req -newkey rsa:2048 -nodes -subj /CN=node -keyout own.key -out own.csr")
-    openssl("x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out own.pem")
+    certificates(tmp_path)
     files = {"--tls-cert": "own.pem", "--tls-key": "own.key", "--tls-ca": "ca.pem"}
     words = [
         *START,

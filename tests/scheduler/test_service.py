@@ -1,10 +1,8 @@
 """The scheduler on a socket: who may call, what is refused, and that nothing a caller sends ends it."""
 
 import random
-import subprocess
 import threading
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,6 +15,7 @@ from fastrt.net.grpc.auth import TlsFiles
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerError, SchedulerOptions
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.wire import CLASSES, MESSAGE_BYTES_MAX, METHODS
+from support.certificates import certificates
 
 TOKEN = "5f" * 32
 
@@ -83,18 +82,6 @@ def test_open_addresses_are_allowed_on_purpose(tmp_path):
     SchedulerOptions(address="0.0.0.0:0", token=TOKEN, tls=files).check()
     with pytest.raises(ConfigError, match="lost_after_s"):
         SchedulerOptions(lost_after_s=0).check()
-
-
-def certificates(folder: Path) -> TlsFiles:
-    """An authority, and a certificate of this machine's loopback address that it signed."""
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1")
-    for words in (
-        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
-        "req -newkey rsa:2048 -nodes -keyout own.key -out own.csr -subj /CN=peer",
-        "x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out own.pem -days 2 -extfile ext",
-    ):
-        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
-    return TlsFiles(folder / "own.pem", folder / "own.key", folder / "ca.pem")
 
 
 def test_mutual_tls_to_clients_and_to_workers(tmp_path, wait_until):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import Member, members
+from fastrt.cli.look import Member, ask_each, members
 
 if TYPE_CHECKING:
     from fastrt.observe.debugging import Waiting
@@ -69,21 +69,13 @@ def debug(pid: int | None, lists: bool, session: str | None, node: str, this_nod
 
 def _waiting(wanted: list[Member]) -> list[tuple[Member, Waiting]]:
     """The tasks that wait, and their nodes; nodes that do not answer are named."""
-    from fastrt.errors import FastrtError
     from fastrt.observe import debugging, elsewhere
 
-    others = {one.id: str(one.path) for one in wanted if not one.is_here}
-    answers = elsewhere.of_each(others, lambda node: elsewhere.read_stops(others[node], node)) if others else {}
-    found = []
-    for member in wanted:
-        some = answers.get(member.id, [])
-        if member.is_here:
-            some = [debugging.Waiting.of(stop) for stop in debugging.waiting(member.path)]
-        if isinstance(some, FastrtError):
-            click.echo(f"fastrt: the debuggers of node {member.name} are missing: {some}", err=True)
-        else:
-            found += [(member, one) for one in some]
-    return found
+    found = ask_each(
+        wanted, lambda one: [debugging.Waiting.of(stop) for stop in debugging.waiting(one.path)],
+        elsewhere.read_stops, "the debuggers of node {} are missing",
+    )  # fmt: skip
+    return [(member, one) for member, some in found.items() for one in some]
 
 
 def _listed(found: list[tuple[Member, Waiting]]) -> str:

@@ -151,6 +151,32 @@ def members(session: str | None, node: str = "", this_node: bool = False) -> lis
     return found
 
 
+def ask_each(
+    wanted: list[Member], here: Callable[[Member], _T | None], there: Callable[[str, str], _T], missing: str
+) -> dict[Member, _T]:
+    """Read something of each session: directly, or by the uplink of its node; nodes that do not answer are named.
+
+    Args:
+        wanted: from `members`.
+        here: reads it of a session on this machine; None: it has named why there is nothing.
+        there: asks another node: called with the socket of the daemon on this machine that asks, and the NodeID.
+        missing: the words for a node that does not answer; `{}` stands for its name.
+    """
+    from fastrt.errors import FastrtError
+    from fastrt.observe import elsewhere
+
+    others = {one.id: str(one.path) for one in wanted if not one.is_here}
+    answers = elsewhere.of_each(others, lambda node: there(others[node], node)) if others else {}
+    found: dict[Member, _T] = {}
+    for one in wanted:
+        answer = here(one) if one.is_here else answers[one.id]
+        if isinstance(answer, FastrtError):
+            click.echo(f"fastrt: {missing.format(one.name)}: {answer}", err=True)
+        elif answer is not None:
+            found[one] = answer
+    return found
+
+
 def joined(socket_path: Path, command: str) -> AbstractContextManager[Store]:
     """Join a session as a tool during a `with` statement.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastrt.cli.look import Member, joined, leave_out, members
+from fastrt.cli.look import Member, ask_each, joined, leave_out, members
 from fastrt.config import size_text
 
 if TYPE_CHECKING:
@@ -83,22 +83,13 @@ def _joined(stack: contextlib.ExitStack, wanted: list[Member]) -> dict[Member, S
 
 def _summaries(wanted: list[Member], stores: dict[Member, Store]) -> dict[Member, Summary]:
     """The summaries of those that answer."""
-    from fastrt.errors import FastrtError
     from fastrt.observe import elsewhere
     from fastrt.observe.memory import summary
 
-    others = {one.id: str(one.path) for one in wanted if not one.is_here}
-    answers = elsewhere.of_each(others, lambda node: elsewhere.read_memory(others[node], node))
-    found = {}
-    for one in wanted:
-        answer = answers.get(one.id)
-        if one in stores:
-            found[one] = summary(stores[one])
-        elif isinstance(answer, FastrtError):
-            click.echo(f"fastrt: the memory of node {one.name} is missing: {answer}", err=True)
-        elif answer is not None:
-            found[one] = answer
-    return found
+    return ask_each(
+        wanted, lambda one: summary(stores[one]) if one in stores else None,
+        elsewhere.read_memory, "the memory of node {} is missing",
+    )  # fmt: skip
 
 
 def _show(member: Member, found: Summary, limit: int, grown: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import Member, joined, leave_out, members
+from fastrt.cli.look import Member, ask_each, joined, leave_out, members
 
 if TYPE_CHECKING:
     from fastrt.observe.stacks import Process, Stack
@@ -99,22 +99,16 @@ def _processes(wanted: list[Member]) -> list[tuple[Member, Process]]:
     from fastrt.errors import FastrtError
     from fastrt.observe import elsewhere, stacks
 
-    others = {one.id: str(one.path) for one in wanted if not one.is_here}
-    answers = elsewhere.of_each(others, lambda node: elsewhere.read_processes(others[node], node))
-    found = []
-    for one in wanted:
-        some = answers.get(one.id, [])
-        if one.is_here:
-            try:
-                with joined(one.path, "fastrt stack") as store:
-                    some = stacks.processes(store)
-            except FastrtError as exc:
-                leave_out(one.path, str(exc))
-        if isinstance(some, FastrtError):
-            click.echo(f"fastrt: the processes of node {one.name} are missing: {some}", err=True)
-        else:
-            found += [(one, process) for process in some]
-    return found
+    def here(member: Member) -> list[Process] | None:
+        try:
+            with joined(member.path, "fastrt stack") as store:
+                return stacks.processes(store)
+        except FastrtError as exc:
+            leave_out(member.path, str(exc))
+            return None
+
+    found = ask_each(wanted, here, elsewhere.read_processes, "the processes of node {} are missing")
+    return [(member, process) for member, some in found.items() for process in some]
 
 
 def _read(member: Member, process: Process, native: bool) -> list[Stack]:
