@@ -15,6 +15,7 @@ from typing import Any
 from fastrt.errors import FastrtError
 from fastrt.observe import listing, reading
 from fastrt.observe.joining import Joined
+from fastrt.runtime.dashboards import dashboards
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -54,8 +55,9 @@ class Looker:
                         self.recordings += dash.post("/do/record")[0] == 200
                     if "failed" in found and "session" not in found["failed"]["text"]:
                         self.problems.append(f"lost: the page {view}: {found['failed']['text']}")
-                if not self.is_over.is_set():  # the last one removes its file as it ends
+                if not self.is_over.is_set():
                     dash.process.kill()
+        dashboards(self.folder)  # removes the file of the last one, if it was killed just before the end
 
     def lists(self) -> None:
         """List tasks, objects and workers in a loop; the tool joins the session again after the daemon was killed."""

@@ -3,7 +3,10 @@
 import os
 import signal
 
+import pytest
 from support.dashboard import Dashboard
+
+from fastrt.runtime.dashboards import this_process
 
 
 def test_notebook_shows_the_command_and_then_the_link(rt, runtime_dir):
@@ -20,10 +23,18 @@ def test_notebook_shows_the_command_and_then_the_link(rt, runtime_dir):
     assert not list(runtime_dir.glob("dashboard-*"))
 
 
-def test_killed_dashboard_leaves_a_file_that_is_ignored_and_removed(rt, runtime_dir):
+@pytest.mark.parametrize("is_removed_by", ["notebook", "next dashboard"])
+def test_killed_dashboard_leaves_a_file_that_is_ignored_and_removed(rt, runtime_dir, is_removed_by):
     dash = Dashboard(runtime_dir)
     os.kill(dash.process.pid, signal.SIGKILL)
     dash.process.communicate()
-    assert len(list(runtime_dir.glob("dashboard-*"))) == 1
-    assert "<code>fastrt dashboard" in rt._repr_html_()
+    left = list(runtime_dir.glob("dashboard-*"))
+    assert len(left) == 1
+    if is_removed_by == "notebook":
+        assert "<code>fastrt dashboard" in rt._repr_html_()
+    else:
+        mine = this_process("http://127.0.0.1:1", "code", "token", "")
+        mine.write(runtime_dir)
+        assert [path != left[0] for path in runtime_dir.glob("dashboard-*")] == [True]
+        mine.remove(runtime_dir)
     assert not list(runtime_dir.glob("dashboard-*"))

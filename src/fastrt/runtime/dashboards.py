@@ -40,8 +40,12 @@ class DashboardFile:
         return f"{self.address}/?code={self.code}"
 
     def write(self, folder: Path) -> None:
-        """Write the file into the runtime folder, whole or not at all; only this user can read it."""
+        """Write the file into the runtime folder, whole or not at all; only this user can read it.
+
+        The files of dashboards that were killed are removed, so that they do not pile up.
+        """
         private_folder(folder, RUNTIME_FOLDER)  # it is missing until a first session runs
+        dashboards(folder)
         replace_private(folder, f"dashboard-{self.pid}.json", json.dumps(dataclasses.asdict(self)).encode())
 
     def remove(self, folder: Path) -> None:
