@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from support.dashboard import Dashboard
 
 from fastrt.runtime.dashboards import this_process
+from support.dashboard import Dashboard
 
 
 def test_notebook_shows_the_command_and_then_the_link(rt, runtime_dir):
