@@ -193,7 +193,7 @@ def test_worker_killed_for_memory_says_so(program, group):
     assert "signal 9 (Killed)" in hit
     assert "memory" not in hit
     assert before == after == f"modest: {1 << 20}"
-    assert "task 'greedy' was given up after 1 attempts" in greedy
+    assert "task 'greedy' was given up after attempt 1" in greedy
     assert "was killed by signal 9 (Killed)" in greedy
     assert f"for lack of memory at that moment ({group}, limited to {GROUP_BYTES >> 20} MiB)" in greedy
 
@@ -228,7 +228,7 @@ ENDED = """
 
 def test_task_that_fills_the_memory_is_ended_before_the_kernel_ends_a_process(program, group):
     out, err = program(ENDED, GROUP=str(group)).finish()
-    assert "task 'hungry' was given up after 2 attempts: its worker, process " in out
+    assert "task 'hungry' was given up after attempt 2: its worker, process " in out
     assert f"was ended by fastrt for lack of memory: {group} uses " in out
     assert f"of {GROUP_BYTES >> 20} MiB, more than 80% (memory_threshold)" in out
     assert "memory of workers and actors at that moment:" in out

@@ -201,7 +201,7 @@ class Exchange:
         if core.cancelled(self._client, task):
             self.end(task, TaskCancelledError("the task was cancelled"))
         else:
-            self.end(task, WorkerCrashedError(f"a task was given up after {attempts} attempts on node {self.name}"))
+            self.end(task, WorkerCrashedError(f"a task was given up after attempt {attempts} on node {self.name}"))
 
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
@@ -484,7 +484,7 @@ class Exchange:
                 self.end(sent.task, TaskCancelledError("the task was cancelled"))
             elif not core.retry(self._client, sent.task):
                 attempts = core.info(self._client, sent.task)["attempts"]
-                self.end(sent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
+                self.end(sent.task, WorkerCrashedError(f"a task was given up after attempt {attempts}: {lost}"))
         self.traffic.lose(lost, self._peer_leaves)
         for accepted in self.ledger.all_accepted():
             cancel_in(self._store, accepted.results[0])

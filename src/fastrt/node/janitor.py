@@ -102,7 +102,7 @@ class Janitor:
             kind = OutOfMemoryError if LACK in how else WorkerCrashedError
             how, line, table = how.partition("\n")
             error = kind(
-                f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "
+                f"task {name!r} was given up after attempt {info['attempts']}: its worker, process {pid}, "
                 f"{how}; raise max_retries if the cause may pass by itself{line}{table}"
             )
         store.put_error(task, error)
