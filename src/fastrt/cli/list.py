@@ -83,9 +83,9 @@ def list_(
         if one.error:
             click.echo(f"fastrt: rows of node {one.name} are missing: {one.error}", err=True)
     every: list[dict[str, Any]] = []
-    for path, more in found.items():
-        mark = {"session": path.parent.name[:8]} if len(found) > 1 else {}
-        every += [{**mark, **row} for row in together(more, 0)]
+    for one in groups:
+        mark = {"session": one.node[:8]} if len(found) > 1 else {}  # a node's session has the name that its NodeID is
+        every += [{**mark, **row} for row in together([one], 0)]
     rows = Rows(every[:limit] if limit else every, together(groups, 0).total)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
