@@ -70,7 +70,7 @@ def busy(driver, tmp_path, wait_until):
 
     refs = [hold.options(scheduling=name).remote(str(go_on)) for name in ("one", "two")]
     wait_until(lambda: len(fastrt.list_tasks(name="*hold", state="running")) >= 2, "all workers to be busy")
-    yield refs
+    yield  # not the references: pytest keeps what a fixture yields until the module has ended, and so would they the segment
     go_on.touch()
     fastrt.get(refs, timeout=30)
 
@@ -100,11 +100,14 @@ def test_busy_nodes_and_one_without_workers_answer(busy, nodes, runtime_dir):
     assert {row["name"] for row in fastrt.list_workers(kind="tool", node=three[:8])} == {"uplink"}
     rows = json.loads(command(runtime_dir, "list", "tasks", "--json", "--node", "two")[0])
     assert [row["state"] for row in rows] == ["running"]
+    daemons = json.loads(command(runtime_dir, "list", "workers", "--json", "--filter", "kind=daemon")[0])
+    assert {row["node"]: row["session"] for row in daemons} == {n: nodes[n].note.session[:8] for n in nodes}
     with pytest.raises(ValueError, match="there is no node 'ten'; there are: one, "):
         fastrt.list_tasks(node="ten")
 
 
 def test_node_that_does_not_answer_is_named_and_the_others_are_shown(driver, nodes, capfd):
+    assert len(fastrt.list_workers(kind="daemon")) == 3  # opens the streams to the nodes
     with stopped(nodes["two"].child("fastrt.runtime.uplink")):
         rows = fastrt.list_workers(kind="daemon", timeout=2.0)
     assert {row["node"] for row in rows} == {"one", "three"}
