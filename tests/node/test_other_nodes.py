@@ -70,7 +70,7 @@ def busy(driver, tmp_path, wait_until):
 
     refs = [hold.options(scheduling=name).remote(str(go_on)) for name in ("one", "two")]
     wait_until(lambda: len(fastrt.list_tasks(name="*hold", state="running")) >= 2, "all workers to be busy")
-    yield  # not the references: pytest keeps what a fixture yields until the module has ended, and so would they the segment
+    yield  # not the references: pytest keeps what a fixture yields until the module has ended, and the segment with it
     go_on.touch()
     fastrt.get(refs, timeout=30)
 
