@@ -475,3 +475,24 @@ def test_demand_counts_what_waits_by_shape_and_leaves_out_what_ended_or_waits_fo
         ("task", {"CPU": ONE, "disk": ONE}, 1, False),
         ("actor", {"CPU": ONE, "disk": ONE}, 1, False),
     ]
+
+
+def test_tasks_that_only_this_node_can_run_are_named_in_order_while_they_wait():
+    here = Here(view("a", cpu=4))
+    here.submit(demand(cpu=2))
+    assert here.decide() == [(1, "admit", "")]
+    here.submit(demand(cpu=0, gpu=2))  # no node
+    here.submit(demand(cpu=1, gpu=1), 3)
+    here.submit(demand(cpu=2, node="me"))
+    here.submit(demand(cpu=2, node="a"), 3)
+    here.submit(demand(cpu=2), 3)
+    here.decide()
+    assert here.placing.only_here(16) == [(k, k) for k in (3, 4, 5, 6)]
+    assert here.placing.only_here(2) == [(3, 3), (4, 4)]
+    here.placing.see([view("a", cpu=4, free={}), view("b", cpu=1, free={}, gpu=1)], [])
+    assert here.placing.only_here(16) == [(6, 6)]
+    here.placing.see([], ["id-b"])
+    assert here.placing.only_here(16) == [(k, k) for k in (3, 4, 5, 6)]
+    here.moved(1, GONE)
+    assert here.decide()[0] == (3, "admit", "")
+    assert (3, 3) not in here.placing.only_here(16)

@@ -292,6 +292,28 @@ def test_argument_of_a_queued_task_is_fetched_before_a_worker_is_free(start, run
         assert states()[0] == ["remote", "sealed"]
 
 
+def test_argument_of_a_task_that_waits_for_resources_of_this_node_is_fetched_meanwhile(
+    start, runtime_dir, runs, tmp_path, wait_until
+):
+    """One of a task that another node may run stays where it is."""
+    options = ("--num-workers", "1", "--object-store-memory", "128MiB")
+    head = start("--head", "--port", "0", "--name", "one", "--resources", '{"lamp": 1}', *options)
+    start("--address", head.head, "--name", "two", *options)
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        sizes = 48 * MIB, 4 * MIB
+        needed, other = (make.options(scheduling="two").remote(str(runs), k, n) for k, n in enumerate(sizes, 1))
+        fastrt.wait([needed, other], num_returns=2, timeout=30, fetch_local=False)
+        gates = [gate.options(resources={"lamp": 1}).remote(str(tmp_path), 0)]
+        gates.append(gate.options(scheduling="two").remote(str(tmp_path), 1))
+        wait_until(lambda: len(list(tmp_path.glob("begun*"))) == 2, "both workers to be busy")
+        results = [total.options(resources={"lamp": 1}).remote(needed)]
+        results.append(total.options(scheduling="spread").remote(other))
+        wait_until(lambda: states()[0] == ["remote", "sealed"], "the argument to arrive")
+        assert not fastrt.wait([*results, *gates], timeout=0)[0]
+        (tmp_path / "end").touch()
+        assert fastrt.get(results, timeout=40) == [48 * MIB // 8, 8 * MIB // 8]
+
+
 def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     names = ("two", "three", "four")

@@ -54,6 +54,24 @@ def test_values_of_other_nodes_wait_for_room_and_are_begun_once_there_is_some():
     assert ahead.decide(wanted, 12 * MIB, False) == [Step(0, 100, True), Step(1, 101, True)]
 
 
+def test_values_of_other_nodes_come_a_quarter_of_the_store_at_a_time_and_a_larger_one_alone():
+    ahead = RestoreAhead(STORE, has_files=False, at_once=4)
+    wanted = rows(10 * MIB, 5 * MIB, 3 * MIB, MIB)
+    assert ahead.decide(wanted, STORE, False) == [Step(0, 100, True)]
+    assert ahead.decide(wanted, STORE - 10 * MIB, False) == []
+    assert ahead.decide(wanted[1:], STORE - 10 * MIB, False) == [Step(1, 101, True), Step(2, 102, True)]
+
+
+def test_value_that_found_no_room_after_all_is_not_tried_again_and_takes_no_room_of_others():
+    ahead = RestoreAhead(STORE, has_files=False, at_once=4)
+    wanted = rows(6 * MIB, 6 * MIB)
+    assert ahead.decide(wanted, 12 * MIB, False) == [Step(0, 100, True)]
+    ahead.found_no_room(100)
+    assert ahead.decide(wanted, 12 * MIB, False) == [Step(1, 101, True)]
+    assert ahead.decide([], 12 * MIB, False) == []
+    assert ahead.decide(wanted[:1], 12 * MIB, False) == [Step(0, 100, True)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_free_share_is_kept_under_random_queues(seed):
     rng = random.Random(seed)

@@ -31,6 +31,7 @@ from fastrt.store.messages import (
     NodeRow,
     ReleaseObject,
     Resources,
+    TaskRecord,
 )
 
 _LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
@@ -49,6 +50,7 @@ class Orders:
     Attributes:
         ready: set once the daemon has reported this node's resources.
         total, free: parts of this node's resources by name, as the daemon reports them.
+        ahead: tasks whose arguments should be fetched while they wait for resources.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Orders:
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
+        self.ahead: list[TaskRecord] = []
         daemon.send(ClusterNodes([], [], False, False))
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
@@ -170,7 +173,7 @@ class Orders:
                 self._pending.setdefault(actor.node, []).append(ActorKey(actor.record, actor.id))
         elif isinstance(message, Resources):
             self.total, self.free, self._admitted = message.total, message.free, message.admitted
-            self._is_waiting = message.is_looking
+            self._is_waiting, self.ahead = message.is_looking, message.ahead
             self.ready.set()
         elif type(message) in self._others:
             self._others[type(message)](message)

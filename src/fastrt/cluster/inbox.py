@@ -237,18 +237,38 @@ class Arrivals:
             return
         objref = 0 if is_urgent else source.objref
         if waiting is None:
-            about = handles.describe(self._client, source.ref)
-
-            def make(size: int, kind: int, nrefs: int, error: bool, patient: bool) -> Any:
-                return remote.fetch(self._client, source.ref)
-
-            fetching = Fetching(make, about["kind"], False, [], about["bytes"], -1, -1, objref, _ignore)
-            fetching.holder, fetching.is_kept = source.holder, True
-            fetching.make_file = lambda size, kind, nrefs: self._exchange.store.files.fetch(source.ref)
-            self._offered[source.number] = fetching
+            self._offered[source.number] = self._fetching(source, objref)
         elif is_urgent:
             waiting.objref = 0
         self.admit()
+
+    def fetch_ahead(self, source: Source) -> bool:
+        """Fetch the bytes of a remote value that no process waits for yet; return False if there is no memory for them.
+
+        No other value makes room for it, as for one that waits among the offers.
+        """
+        number = source.number
+        if self._exchange.closed or self.is_fetching(number):
+            return True
+        fetching = self._fetching(source, 0)
+        try:
+            is_wanted = fetching.allocate(False)
+        except ObjectStoreFullError:
+            return False
+        self._offered[number] = fetching
+        self._admitted(number, fetching, is_wanted)
+        return True
+
+    def _fetching(self, source: Source, objref: int) -> Fetching:
+        about = handles.describe(self._client, source.ref)
+
+        def make(size: int, kind: int, nrefs: int, error: bool, patient: bool) -> Any:
+            return remote.fetch(self._client, source.ref)
+
+        fetching = Fetching(make, about["kind"], False, [], about["bytes"], -1, -1, objref, _ignore)
+        fetching.holder, fetching.is_kept = source.holder, True
+        fetching.make_file = lambda size, kind, nrefs: self._exchange.store.files.fetch(source.ref)
+        return fetching
 
     def is_fetching(self, number: int) -> bool:
         """Return whether a value comes under this number."""

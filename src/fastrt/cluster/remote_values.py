@@ -26,6 +26,7 @@ from fastrt.cluster.claims import Absence
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
 from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.store.client import NO_ROOM, Store
+from fastrt.store.messages import TaskRecord
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import Serialized, serialize
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
     from fastrt.cluster.references import StandIn
 
+_AHEAD_SHARE = 4  # of the store: the most that is fetched ahead at once
 _MOVES_MAX = 16  # values that are fetched at once from a node that leaves
 _NO_SOURCE = "an object of another node is lost: the process that knew where its value is was killed"
 
@@ -135,7 +137,7 @@ class RemoteValues:
         self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, _Lost] = {}
-        self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False)
+        self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False, at_once=_AHEAD_SHARE)
         self.rebuild: Callable[[Any, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
@@ -248,11 +250,21 @@ class RemoteValues:
                 self.fetch(source.ref.objref)
         return not there
 
-    def fetch_ahead(self, tasks_most: int) -> None:
-        """Begin to fetch arguments of the next tasks in this node's queue, before a worker is free."""
+    def fetch_ahead(self, tasks_most: int, tasks: list[TaskRecord]) -> None:
+        """Begin to fetch arguments before a worker or resources are free.
+
+        Args:
+            tasks_most: of so many tasks in this node's queue, the next ones.
+            tasks: and then of these, which wait for resources.
+        """
         used, _, most = arena.room(self._client)
-        for step in self._ahead.decide(spill.wanted_next(self._client, tasks_most, True), most - used, False):
-            self.fetch(step.objref)
+        wanted = spill.wanted_next(self._client, tasks_most, True) + spill.wanted_by(self._client, tasks)
+        for step in self._ahead.decide(wanted, most - used, False):
+            source = self._sources.get(step.objref)
+            if source is None or not remote.is_missing(self._client, source.ref):
+                continue
+            if not source.exchange.traffic.arrivals.fetch_ahead(source):
+                self._ahead.found_no_room(step.objref)
 
     def forget(self, objref: int) -> None:
         """Forget a value that this node does not need any more."""

@@ -352,6 +352,7 @@ class Uplink:
         self._report_free()
         self._look_elsewhere()
         self._carry_out()
+        self._tables.remote.fetch_ahead(self._workers, self._orders.ahead)
 
     def _report_free(self) -> None:
         """Update the free resources in the report to the head."""
@@ -419,7 +420,7 @@ class Uplink:
             excess = self._look()
             if excess:
                 self._forward_claimed(excess)
-            self._tables.remote.fetch_ahead(self._workers)
+            self._tables.remote.fetch_ahead(self._workers, self._orders.ahead)
             for peer in self._peers.values():
                 if peer.output:
                     self._output.send(peer)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_WORKER, table
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, spill
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, admission, tally
 from fastrt._core.tasks import tasks as core
@@ -27,8 +27,8 @@ from fastrt.folders import read_private, replace_private
 from fastrt.foreign_text import read_object
 from fastrt.node.amounts import free_of
 from fastrt.node.groups import Groups
-from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey, pair_of
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
+from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, pair_of
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
 from fastrt.store import failures
 from fastrt.store.client import Store
 from fastrt.store.join import Link
@@ -59,9 +59,8 @@ _REQUESTED = "requested.json"  # in the session's folder
 _DEMANDS_MAX = 1000  # different ones, in one answer
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
+_TASKS_AHEAD = 16  # whose arguments are fetched while they wait for resources
 _KNOWN_S = 2.0  # in which a new group becomes known, also to a daemon that has just taken over
-
-
 _PLACES = {  # of an actor, by its state
     actors.EMPTY: GONE, actors.DEAD: GONE, actors.STARTING: HERE, actors.LIVE: HERE, actors.AWAY: ELSEWHERE,
     actors.WANTED: WAITING, actors.DOWN: WAITING,
@@ -576,11 +575,11 @@ class Admission:
                 record = ForwardedRecord(*pair_of(order.key), order.node)
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)
             link.post(Forward(tasks, others))
-        state = *self._state(), self.placing.is_looking
-        total = self._total()
-        if (state, total) != self._reported:
-            self._reported = state, total
-            link.post(Resources(total, *state))
+        ahead = [one for one in self.placing.only_here(_TASKS_AHEAD) if spill.wanted_by(self._client, [one])]
+        state = self._total(), *self._state(), self.placing.is_looking, ahead
+        if state != self._reported:
+            self._reported = state
+            link.post(Resources(*state))
 
     def _listen(self) -> None:
         """Wake the daemon whenever a record has changed."""

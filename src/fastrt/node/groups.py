@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.node.bundles import assign
-from fastrt.node.keys import BundleKey
-from fastrt.node.placing import GONE, WAITING, Order, Placing
+from fastrt.node.keys import BundleKey, Order
+from fastrt.node.placing import GONE, WAITING, Placing
 from fastrt.store.messages import GroupRow
 from fastrt.tasks.resources import Amounts, Demand, bundle_name, in_words
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from fastrt.tasks.resources import Demand
+
 
 class TaskKey(NamedTuple):
     """A task: the index of its record, and its id."""
@@ -34,6 +36,22 @@ class BundleKey(NamedTuple):
 
 
 Key = TaskKey | ActorKey | BundleKey
+
+
+class Order(NamedTuple):
+    """One decision about a task, an actor or a bundle.
+
+    Attributes:
+        key: the task, actor or bundle.
+        what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+        devices: of "admit": a bit for each device that it gets.
+    """
+
+    key: Key
+    what: str
+    demand: Demand
+    node: str = ""
+    devices: int = 0
 
 
 def pair_of(key: Key) -> tuple[int, int]:

@@ -35,6 +35,7 @@ cdef class OtherNodes:
     cdef public dict _names
     cdef public dict _quick
     cdef public dict _searches
+    cdef public dict _is_able
 
     @cython.locals(there=_OtherNode, name=str, load=int64_t)
     cpdef charge(self, str node, tuple amounts, int sign, bint spread)

@@ -28,6 +28,7 @@ _AHEAD = 25  # and it gets one task beyond its room for each 25 of them, to run 
 # with tasks do not all choose the same one.
 _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT = 14, 7, 3
 _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _ORDERS = 1 << 16, 127, 15, 7
+_ABLE_MOST = 1000
 _NEAR_TRIED = 4  # nodes with bytes of the arguments that are compared with the least used one
 
 
@@ -116,6 +117,7 @@ class OtherNodes:
         self._names: dict[str, str] = {}  # ids by name
         self._quick: dict[str, None] = {}  # those that have finished tasks of this node a moment ago
         self._searches: dict[Hashable, dict[str, None]] = {}
+        self._is_able: dict[Amounts, bool] = {}  # see `able`; until the nodes have other resources
 
     def see(self, views: Iterable[NodeRow], left: Iterable[str] | None) -> None:
         """Take reports; `left` as for `Placing.see`."""
@@ -123,7 +125,12 @@ class OtherNodes:
         gone = [node for node in self.views if node not in changed] if left is None else list(left)
         for node in gone:
             self._lose(node)
+        if gone:
+            self._is_able.clear()
         for node, view in changed.items():
+            before = self.views.get(node)
+            if before is None or before is view or before.total != view.total:
+                self._is_able.clear()
             self.views[node] = view
             self._names[view.name] = node
             there = self._known.get(node)
@@ -169,6 +176,17 @@ class OtherNodes:
     def room(self, node: str, amounts: Amounts, now: float) -> bool:
         """Whether a node should get a task now: it has room, or will have soon."""
         return self._known[node].room(amounts, now)
+
+    def able(self, amounts: Amounts) -> bool:
+        """Whether there is a node that runs something, and could run a task with these amounts if it were idle."""
+        found = self._is_able.get(amounts)
+        if found is None:
+            if len(self._is_able) >= _ABLE_MOST:
+                self._is_able.clear()
+            totals = (view.total for view in self.views.values() if view.total)
+            found = any(all(total.get(name, 0) >= parts for name, parts in amounts) for total in totals)
+            self._is_able[amounts] = found
+        return found
 
     def named(self, node: str) -> str | None:
         """The id of a node, given its id or name."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import islice
 
 from fastrt.config import RESOURCE_PARTS
 from fastrt.node.devices import Devices
-from fastrt.node.keys import BundleKey, Key, TaskKey
+from fastrt.node.keys import BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.other_nodes import OtherNodes, load_of
-from fastrt.store.messages import DemandRow, NodeRow
+from fastrt.store.messages import DemandRow, NodeRow, TaskRecord
 from fastrt.tasks.labels import mark, matches
 from fastrt.tasks.resources import (
     CPU,
@@ -47,22 +47,6 @@ _CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
 # Where a task is, for `moved`.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
 ORDERED = 5  # the uplink has the order to forward it
-
-
-class Order(NamedTuple):
-    """One decision about a task, an actor or a bundle.
-
-    Attributes:
-        key: the task, actor or bundle.
-        what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
-        devices: of "admit": a bit for each device that it gets.
-    """
-
-    key: Key
-    what: str
-    demand: Demand
-    node: str = ""
-    devices: int = 0
 
 
 class _Entry:
@@ -313,6 +297,17 @@ class Placing:
         """Tasks that wait here; some may have ended meanwhile."""
         return [key for key, entry in self._entries.items() if entry.place == WAITING]
 
+    def only_here(self, most: int) -> list[TaskRecord]:
+        """The next tasks that wait for resources of this node and can run on no other one: at most `most`."""
+        found: list[TaskRecord] = []
+        for (demand, _), line in sorted(self._lines.items(), key=_rank) if self.views else ():
+            only = demand.node and not demand.soft
+            elsewhere = self._named(demand.node) != self.node if only else self._others.able(demand.amounts)
+            if len(found) < most and not elsewhere and self._able(self.total, demand):
+                entries = [entry for entry in islice(line.tasks, most) if entry.place == WAITING]
+                found += [TaskRecord(*pair_of(entry.key)) for entry in entries if isinstance(entry.key, TaskKey)]
+        return found[:most]
+
     @property
     def is_looking(self) -> bool:
         """Whether something waits that other nodes may have resources for; right after `decide`."""
@@ -449,7 +444,7 @@ class Placing:
             if only is None:
                 return False
             return self._able(self.total if only == self.node else self.views[only].total, demand)
-        return self._able(self.total, demand) or any(self._able(view.total, demand) for view in self.views.values())
+        return self._able(self.total, demand) or self._others.able(demand.amounts)
 
     @classmethod
     def _able(cls, total: Mapping[str, int], demand: Demand) -> bool:

@@ -28,10 +28,12 @@ class RestoreAhead:
     Args:
         store_bytes: the size of the store.
         has_files: whether the values are in files, which the page cache can hold.
+        at_once: the share of the store that is restored at one time: 4 stands for a quarter. A larger value is alone.
     """
 
-    def __init__(self, store_bytes: int, has_files: bool = True) -> None:
+    def __init__(self, store_bytes: int, has_files: bool = True, at_once: int = 1) -> None:
         self._margin = store_bytes // _FREE_SHARE
+        self._at_once = store_bytes // at_once
         self._cache_bytes = store_bytes // _CACHE_SHARE if has_files else 0
         self._begun: dict[int, tuple[int, bool]] = {}  # by value: its size, and whether it is being restored
 
@@ -54,8 +56,11 @@ class RestoreAhead:
             if objref in self._begun:
                 continue
             restores = nbytes <= room
+            if restores and restoring and restoring + nbytes > self._at_once:
+                break  # until earlier ones have come
             if restores:
                 room -= nbytes
+                restoring += nbytes
             else:
                 room = 0  # a later task does not take the room that an earlier one will need
                 cached += nbytes
@@ -64,3 +69,8 @@ class RestoreAhead:
             self._begun[objref] = nbytes, restores
             steps.append(Step(index, objref, restores))
         return steps
+
+    def found_no_room(self, objref: int) -> None:
+        """Take that a value found no room after all: it is not tried again while the same tasks need it."""
+        if objref in self._begun:
+            self._begun[objref] = 0, True

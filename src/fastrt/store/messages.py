@@ -476,16 +476,25 @@ class Forward(Message):
     actors: list[ForwardedRecord]
 
 
+class TaskRecord(NamedTuple):
+    """The index of a task's record, and the task's id."""
+
+    record: U32
+    id: U64
+
+
 class Resources(Message):
     """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted.
 
-    `is_looking`: tasks, actors or bundles wait here for resources, which other nodes may have.
+    `is_looking`: tasks, actors or bundles wait here for resources, which other nodes may have. `ahead`: the next tasks
+    that wait for resources and can run on no other node: their arguments are fetched meanwhile.
     """
 
     total: Parts
     free: Parts
     admitted: U32
     is_looking: bool
+    ahead: list[TaskRecord]
 
 
 class ReadsOutput(Message):

@@ -289,23 +289,44 @@ def wanted_next(Client client, uint32_t tasks_most, bint elsewhere=False):
     client.ensure()
     n = min(a32_load_acq(&x.sb.ranked), frt_most(&x.sb.ranked_cells, x.tasks_max), tasks_most)
     for k in range(n):  # a heap: the first is next, the others are near
-        _spilled_of(x, x.ranked[k].cell, elsewhere, found)
+        _spilled_of_cell(x, x.ranked[k].cell, elsewhere, found)
     cells = a32_load_acq(&x.sb.ring_cells)
     if cells == 0 or cells & (cells - 1) or cells > x.ring_max:
         return found
     head = a64_load_acq(&x.sb.ring_head)
     for k in range(min(a64_load_acq(&x.sb.ring_tail) - head, <uint64_t>min(tasks_most, cells))):
-        _spilled_of(x, x.ring[(head + k) & (cells - 1)], elsewhere, found)
+        _spilled_of_cell(x, x.ring[(head + k) & (cells - 1)], elsewhere, found)
     return found
 
 
-cdef int _spilled_of(frt_ctx *x, uint64_t cell, bint elsewhere, list found) except -1:
-    """Append the arguments in files, or `elsewhere`, of a task that a cell of the queue names."""
+def wanted_by(Client client, tasks):
+    """List the arguments of tasks, (index, id) of each, whose bytes only other nodes have: rows as of `wanted_next`."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef uint64_t id
+    cdef list found = []
+    client.ensure()
+    for t, id in tasks:
+        if t < frt_tasks(x) and x.tasks[t].id == id:
+            _spilled_of(x, t, True, found)
+    return found
+
+
+cdef int _spilled_of_cell(frt_ctx *x, uint64_t cell, bint elsewhere, list found) except -1:
+    """Append the arguments of a task that a cell of the queue names."""
+    cdef uint32_t t = <uint32_t>cell
+    if t < frt_tasks(x) and queue_means(x, cell, a64_load_acq(x.task_words + t)):
+        _spilled_of(x, t, elsewhere, found)
+    return 0
+
+
+cdef int _spilled_of(frt_ctx *x, uint32_t t, bint elsewhere, list found) except -1:
+    """Append the arguments in files, or `elsewhere`, of a task."""
     cdef frt_body body
     cdef frt_refslot slot
     cdef frt_entry *entry
-    cdef uint32_t k, t = <uint32_t>cell
-    if t >= frt_tasks(x) or not queue_means(x, cell, a64_load_acq(x.task_words + t)) or not frt_task_body(x, t, &body):
+    cdef uint32_t k
+    if not frt_task_body(x, t, &body):
         return 0
     for k in range(min(body.ndeps, <uint32_t>ARGUMENTS_MAX)):
         slot = body.refs[k]
