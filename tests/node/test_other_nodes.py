@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -11,6 +12,8 @@ import socket
 import stat
 import subprocess
 import tempfile
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +28,7 @@ from fastrt.observe.answers import STACK
 from fastrt.observe.debugging import Said, Waiting
 from fastrt.observe.memory import Summary
 from fastrt.observe.stacks import Process, Stack
-from fastrt.store import join
+from fastrt.store import debugging, join
 from fastrt.store.messages import AskNode, ListNodes, NodePage
 from support.cluster import FASTRT, RunningNode
 from support.dashboard import Dashboard
@@ -197,6 +200,8 @@ def test_debugger_of_a_task_on_another_node_is_listed_and_used_from_here(driver,
 
     ref = stops.remote(1)
     path, node = nodes["one"].note.socket_path, nodes["two"].note.session
+    path_there = nodes["two"].note.socket_path
+    far = str(Path(path_there).parent.parent)
     wait_until(lambda: elsewhere.read_stops(path, node), "the task to stop", 30)
     (stop,) = elsewhere.read_stops(path, node)
     out, _ = command(runtime_dir, "debug", "--list")
@@ -218,9 +223,15 @@ def test_debugger_of_a_task_on_another_node_is_listed_and_used_from_here(driver,
         again = start()
         again.expect("(Pdb) p y\n2\n(Pdb) y = 0\n(Pdb) ")  # as it was left
         assert "Breakpoint 1 at" in again.ask(f"b {int(stop.place.rpartition(':')[2]) + 2}")
+        assert (
+            "is attached already" in elsewhere.converse(path, node, stop.pid, "c").end
+        )  # another terminal is not let in
+        on_its_node = Terminal("debug", str(stop.pid), "--this-node", env={**os.environ, "FASTRT_RUNTIME_DIR": far})
+        stack.callback(on_its_node.close)
+        on_its_node.expect(f"process {again.process.pid} on {platform.node()} is attached already\n")
         again.send("c")
         again.expect("c\n")
-        wait_until(lambda: not elsewhere.converse(path, node, stop.pid).prompt, "the loop to run")
+        wait_until(lambda: not debugging.waiting(debugging.folder_of(path_there)), "the loop to run")
         again.send("\x03", end="")
         again.expect("The code is interrupted.\n")
         again.expect("(Pdb) ")
@@ -232,6 +243,47 @@ def test_debugger_of_a_task_on_another_node_is_listed_and_used_from_here(driver,
     assert fastrt.get(ref, timeout=30) == 20
     assert "no task of process" in elsewhere.converse(path, node, stop.pid).end
     assert "no task of process 1 waits" in elsewhere.converse(path, node, 1, "c").end
+
+
+@pytest.mark.parametrize("limit", [None, pytest.param(6.0, marks=pytest.mark.long)])
+def test_timeouts_of_the_owner_stand_still_while_a_task_is_debugged_on_another_node(
+    limit, driver, nodes, wait_until, tmp_path
+):
+    """A task of this node waits for one on node two, which waits for another one there, which stops."""
+    gate = tmp_path / "it has stopped"
+
+    @fastrt.remote(max_retries=0, num_cpus=0)
+    def stops(x):
+        breakpoint()
+        return x
+
+    @fastrt.remote(max_retries=0, num_cpus=0)
+    def asks(gate, below, *args):
+        ref = below.remote(*args)
+        while not os.path.exists(gate):
+            fastrt.wait([], num_returns=0)
+        return fastrt.get(ref, timeout=0.3) + 1
+
+    stops_there, asks_there = stops.options(scheduling="two"), asks.options(scheduling="two", timeout=limit)
+    ref = asks.options(scheduling="one", timeout=limit).remote(str(gate), asks_there, str(gate), stops_there, 1)
+    begun = time.monotonic()
+    path, two = nodes["one"].note.socket_path, nodes["two"].note.session
+    folder = debugging.folder_of(path)
+    wait_until(lambda: elsewhere.read_stops(path, two), "the task to stop", 30)
+    (stop,) = elsewhere.read_stops(path, two)
+    wait_until(lambda: debugging.waiting(folder, with_elsewhere=True), "this node to learn of it")
+    gate.touch()
+    got = []
+    reader = threading.Thread(target=lambda: got.append(fastrt.get(ref, timeout=0.3)))
+    reader.start()
+    late = time.monotonic() + 0.8 if limit is None else begun + limit + 0.5
+    wait_until(lambda: time.monotonic() > late, "all limits to pass", 30)
+    assert (reader.is_alive(), got) == (True, [])
+    assert debugging.waiting(folder) == []  # `fastrt debug` lists it for the other node only
+    assert elsewhere.converse(path, two, stop.pid, "c").end
+    reader.join()
+    assert got == [3]
+    wait_until(lambda: not debugging.waiting(folder, with_elsewhere=True), "the time to go on")
 
 
 def test_only_a_process_of_the_session_has_its_stack_read_for_another_node(driver, nodes):

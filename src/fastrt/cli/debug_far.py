@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import platform
+import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +16,7 @@ import click
 if TYPE_CHECKING:
     from fastrt.observe.debugging import Said, Waiting
 
+_STAY_S = 3.0  # between two questions while the user types
 _LOOK_S = 0.3  # between two looks while the code of the task runs
 
 
@@ -23,7 +30,10 @@ class FarTerminal:
     """
 
     def __init__(self, socket_path: str, node: str, name: str, stop: Waiting) -> None:
+        from fastrt.observe.debugging import Terminal
+
         self._socket_path, self._node, self._name, self._stop = socket_path, node, name, stop
+        self._terminal = Terminal(os.urandom(8).hex(), f"process {os.getpid()} on {platform.node()}", stays=True)
         self._shown = ""
 
     def run(self) -> None:
@@ -45,6 +55,7 @@ class FarTerminal:
                 said = self._turn(said)
             click.echo(said.end)
         except EOFError:
+            self._ask(leaves=True)
             click.echo(f"\nthe task waits on: fastrt debug {stop.pid} --node {self._name}")
         except FastrtError as exc:
             raise click.ClickException(f"node {self._name}: {exc}") from None
@@ -58,7 +69,8 @@ class FarTerminal:
         line = None
         if said.prompt:
             try:
-                line = input(said.prompt)
+                with self._staying():
+                    line = input(said.prompt)
             except KeyboardInterrupt:
                 click.echo()
                 return said
@@ -70,10 +82,34 @@ class FarTerminal:
         except KeyboardInterrupt:
             return self._ask(interrupt=True)
 
-    def _ask(self, line: str | None = None, interrupt: bool = False) -> Said:
+    @contextlib.contextmanager
+    def _staying(self) -> Iterator[None]:
+        """Ask now and then while the user types, so that no other terminal takes the task meanwhile."""
+        from fastrt.errors import FastrtError
         from fastrt.observe import elsewhere
 
-        said = elsewhere.converse(self._socket_path, self._node, self._stop.pid, line, interrupt=interrupt)
+        typed = threading.Event()
+
+        def ask() -> None:
+            while not typed.wait(_STAY_S):
+                with contextlib.suppress(FastrtError):  # the next line will say it
+                    elsewhere.converse(self._socket_path, self._node, self._stop.pid, terminal=self._terminal)
+
+        asking = threading.Thread(target=ask, name="fastrt-debug-stays", daemon=True)
+        asking.start()
+        try:
+            yield
+        finally:
+            typed.set()
+            asking.join()
+
+    def _ask(self, line: str | None = None, interrupt: bool = False, leaves: bool = False) -> Said:
+        from fastrt.observe import elsewhere
+
+        terminal = dataclasses.replace(self._terminal, stays=not leaves)
+        said = elsewhere.converse(
+            self._socket_path, self._node, self._stop.pid, line, interrupt=interrupt, terminal=terminal
+        )
         click.echo(said.after(self._shown), nl=False)
         self._shown = said.screen
         return said

@@ -170,9 +170,9 @@ class Ledger:
         """Return the accepted task with a number, until it has ended."""
         return self._in.get(number)
 
-    def all_accepted(self) -> list[AcceptedTask]:
-        """Return all tasks and calls of the peer on this node."""
-        return list(self._in.values())
+    def all_accepted(self) -> dict[int, AcceptedTask]:
+        """Return all tasks and calls of the peer on this node, by number."""
+        return dict(self._in)
 
     def returnable(self) -> list[tuple[int, AcceptedTask]]:
         """Return the tasks of the peer on this node, without calls, with their numbers."""

@@ -27,6 +27,7 @@ from fastrt.cluster.questions import Questions
 from fastrt.cluster.references import PeerError, References
 from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
 from fastrt.cluster.sent_functions import SentFunctions
+from fastrt.cluster.standing import Standing
 from fastrt.cluster.value_traffic import NodeTables, ValueTraffic
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.net.grpc.descriptors import message_set
@@ -61,6 +62,7 @@ class Exchange:
         out: the queue of messages to the peer.
         functions: the functions that the two nodes have sent each other.
         questions: what tools of one node ask the other.
+        standing: the tasks that wait in a debugger.
         idle: whether both sides agree to close the stream.
         leaves: whether the peer leaves the cluster, and what the two nodes have said about it.
 
@@ -94,6 +96,7 @@ class Exchange:
         self.traffic = ValueTraffic(self, tables)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = self._peer_leaves = False
+        self.standing = Standing(self._client, self.ledger, self.out)
         self.idle = Idle()
         self.leaves = PeerLeaves()
         self.remote_actors = RemoteActors(self, store)
@@ -408,6 +411,7 @@ class Exchange:
             (frame.output, self.on_output),
             (frame.question, self.questions.on_question),
             (frame.page, self.questions.on_page),
+            (frame.standing, self.standing.on_standing),
         )
         for messages, handle in steps:
             for message in messages:
@@ -486,7 +490,7 @@ class Exchange:
                 attempts = core.info(self._client, sent.task)["attempts"]
                 self.end(sent.task, WorkerCrashedError(f"a task was given up after attempt {attempts}: {lost}"))
         self.traffic.lose(lost, self._peer_leaves)
-        for accepted in self.ledger.all_accepted():
+        for accepted in self.ledger.all_accepted().values():
             cancel_in(self._store, accepted.results[0])
         self.ledger.clear()
         self.references.clear()

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastrt.errors import FastrtError
 from fastrt.store import join
-from fastrt.store.messages import AskNode, MessageError, NodePage, Refused, expect, read_message, write_message
+from fastrt.store.messages import (
+    AskNode,
+    MessageError,
+    NodePage,
+    Refused,
+    StopsChanged,
+    expect,
+    read_message,
+    write_message,
+)
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
@@ -147,13 +156,18 @@ class Desk:
     Args:
         reach: returns whether a node is a member, and the stream to it; connects to it if there is none.
         read: reads a page of this node; called in a thread. None: this node neither asks nor answers.
+        on_stops: called when a process of this node says that tasks begin or end to wait in a debugger.
     """
 
     def __init__(
-        self, reach: Callable[[str], tuple[bool, Exchange | None]], read: Callable[[Question], Answer] | None
-    ) -> None:  # fmt: skip
+        self,
+        reach: Callable[[str], tuple[bool, Exchange | None]],
+        read: Callable[[Question], Answer] | None,
+        on_stops: Callable[[], object] = bool,
+    ) -> None:
         self._reach = reach
         self._read = read
+        self._on_stops = on_stops
         self._threads = ThreadPoolExecutor(_THREADS, "fastrt-answers")
         self._asking = 0
         self._server: asyncio.AbstractServer | None = None
@@ -182,14 +196,18 @@ class Desk:
     # ---- this node's processes ----
 
     async def _on_process(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one question of a process of this node."""
+        """Answer one question of a process of this node, or take its word that tasks wait in a debugger."""
         try:
             _, uid = join.peer_of(writer.get_extra_info("socket"))
             if uid != os.geteuid():
                 writer.write(write_message(Refused(f"this node belongs to uid {os.geteuid()}, not to {uid}")) + b"\n")
                 return
             try:
-                message = expect(read_message((await reader.readuntil(b"\n"))[:-1]), AskNode)
+                message = read_message((await reader.readuntil(b"\n"))[:-1])
+                if isinstance(message, StopsChanged):
+                    self._on_stops()
+                    return
+                message = expect(message, AskNode)
                 answer: NodePage | Refused = NodePage(*await self._pass(message))
             except MessageError as exc:
                 answer = Refused(str(exc))

@@ -36,6 +36,7 @@ from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.questions import Answer, Desk, Question
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
+from fastrt.cluster.standing import Standstill
 from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
@@ -131,7 +132,8 @@ class Uplink:
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
-        self._desk = Desk(self._reach, read)
+        self._standstill = Standstill(store, self._exchanges)
+        self._desk = Desk(self._reach, read, self._standstill.look)
 
     async def run(self) -> None:
         """Serve until SIGTERM comes or the process that started this one ends; at SIGUSR1 leave in order."""
@@ -275,6 +277,7 @@ class Uplink:
             exchange.traffic.values.on_release = lambda objref: self._release(exchange.node, objref)
         exchange.on_output = self._output.pass_to_drivers
         self._desk.serve(exchange)
+        exchange.standing.on_change = self._standstill.look
         exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
@@ -304,6 +307,7 @@ class Uplink:
                 peer.exchange = None
             exchange.close(why, is_lost)
             self._orders.lost(exchange.node)
+            self._standstill.tidy()
             writing.cancel()
             self._news.set()
         return not exchange.idle.is_open
@@ -433,6 +437,7 @@ class Uplink:
                 self._forget_peers()
                 self._carry_out()
                 self._finder.tidy()
+                self._standstill.tidy()
                 self._claim()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 used = self._tables.remote.tidy() | set(self._tables.lineage.wanted) | self._finder.kept()

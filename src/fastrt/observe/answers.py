@@ -138,8 +138,10 @@ def _debug(store: Store, filters: dict[str, Any]) -> _Rows:
     """Pass a line, if there is one, to the debugger of a process of this session."""
     from fastrt.observe import debugging
 
-    _allow(filters, pid=int, line=(str, type(None)), interrupt=bool)
-    return [asdict(debugging.converse(Path(store.socket_path), filters["pid"], filters["line"], filters["interrupt"]))]
+    _allow(filters, pid=int, line=(str, type(None)), interrupt=bool, terminal=str, about=str, stays=bool)
+    terminal = debugging.Terminal(filters["terminal"], filters["about"], filters["stays"])
+    path = Path(store.socket_path)
+    return [asdict(debugging.converse(path, filters["pid"], filters["line"], filters["interrupt"], terminal))]
 
 
 _WHOLE: dict[str, Callable[[Store, dict[str, Any]], _Rows]] = {

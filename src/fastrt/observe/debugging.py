@@ -1,7 +1,7 @@
 """Tasks that wait in a debugger, for `fastrt debug`: which they are, and the connection to one of them.
 
-The debugger of a task on another node is reached by questions to that node's uplink (`answers`): each connects to the
-debugger, sends at most one line, and returns what the debugger has printed. The debugger keeps its text meanwhile.
+The debugger of a task on another node is reached by questions to that node's uplink (`answers`), which connects to the
+debugger for as long as the terminal asks. A question gives at most one line, and returns what the debugger has printed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from fastrt.errors import FastrtError
 from fastrt.folders import has_private_folder
 from fastrt.foreign_text import check_object
 from fastrt.store import debugging
-from fastrt.store.debugging import DebugEnd, DebugInterrupt, DebugLine, DebugPrompt, DebugText, Stop
+from fastrt.store.debugging import DebugEnd, DebugInterrupt, DebugLine, DebugPrompt, DebugTerminal, DebugText, Stop
 from fastrt.store.join import Link
 
+TERMINAL_S = 10.0  # a terminal on another node that has not asked for so long is gone
 LINE_MAX = 16 << 10  # characters of a line for the debugger of another node
 _TEXT_MAX = 32 << 10  # characters of an answer: as JSON it fits into a page
 _ANSWER_S = 1.0  # for what a line prints; later text comes with the next question
-_talking = threading.Lock()
+_ABOUT_MAX = 200  # characters
+_talking = threading.Lock()  # of `_attached`
 _QUIET_S = 0.2  # without a message: the code runs
 
 
@@ -108,42 +110,115 @@ class Said:
         return self.screen
 
 
-def converse(socket_path: Path, pid: int, line: str | None, interrupt: bool) -> Said:
-    """Connect to the debugger of a process, give it a line if it waits for one, and leave it.
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A terminal on another node that asks to debug a task of this one.
+
+    Attributes:
+        id: a random text; "": it asks once.
+        about: which terminal it is, for others that come meanwhile.
+        stays: whether it will ask again; False: others may come after this question.
+    """
+
+    id: str
+    about: str
+    stays: bool
+
+
+class _Attached:
+    """The connection to a debugger for a terminal on another node.
+
+    Args:
+        link: to the debugger.
+        terminal: for which it is.
+
+    Attributes:
+        until: when it is closed unless the terminal asks again, by the monotonic clock.
+        screen, prompt, end: as of `Said`.
+    """
+
+    def __init__(self, link: Link, terminal: Terminal) -> None:
+        self.link, self.terminal = link, terminal
+        self.screen = self.prompt = self.end = ""
+        self.until = time.monotonic() + TERMINAL_S
+        link.send(DebugTerminal(terminal.about[:_ABOUT_MAX]))
+
+    def listen(self, seconds: float) -> None:
+        """Take what the debugger has said, and wait for its next prompt, but not for longer than this."""
+        text, prompt, self.end = _listen(self.link, 0.0 if self.prompt else seconds)
+        self.screen = (self.screen + text)[-_TEXT_MAX:]
+        if text or prompt or self.end:
+            self.prompt = prompt
+
+    def give(self, line: str) -> None:
+        """Give the debugger a line, if it waits for one."""
+        if self.prompt and not self.end:
+            self.link.send(DebugLine(line[:LINE_MAX]))
+            self.screen = f"{self.screen}{self.prompt}{line[:LINE_MAX]}\n"[-_TEXT_MAX:]
+            self.prompt = ""
+
+
+_attached: dict[tuple[Path, int], _Attached] = {}  # by daemon and process
+
+
+def converse(socket_path: Path, pid: int, line: str | None, interrupt: bool, terminal: Terminal) -> Said:
+    """Talk to the debugger of a process for a terminal on another node.
+
+    A debugger has one terminal at a time. The connection of one that stays is closed `TERMINAL_S` after its last
+    question.
 
     Args:
         socket_path: of the session's daemon.
         pid: the process.
         line: for the debugger; None: only look.
         interrupt: whether to stop the code that runs.
+        terminal: the one that asks.
     Returns:
-        The answer; if no task of the process waits there, its `end` says so.
+        The answer; if no task of the process waits there, or another terminal is attached, its `end` says so.
     Raises:
         UnsafeFolderError: as for `attach`.
     """
-    with _talking:  # a debugger has one client at a time, and an earlier question may still be answered
-        try:
-            link = attach(socket_path, pid)
-        except DebugError as exc:
-            return Said("", "", str(exc))
-        return _talk(link, line, interrupt)
+    with _talking:
+        key = (socket_path, pid)
+        there = _attached.get(key)
+        if there is not None and there.terminal.id != terminal.id:
+            return Said("", "", f"{there.terminal.about} is attached already")
+        if there is None:
+            try:
+                there = _attached[key] = _Attached(attach(socket_path, pid), terminal)
+            except DebugError as exc:
+                return Said("", "", str(exc))
+            _close_later(key)
+        there.until = time.monotonic() + TERMINAL_S
+        there.listen(_QUIET_S)
+        if interrupt and not there.end:
+            there.link.send(DebugInterrupt())
+            there.prompt = ""
+            there.listen(_ANSWER_S)
+        elif line is not None and there.prompt:
+            there.give(line)
+            there.listen(_ANSWER_S)
+        if there.end or not terminal.stays:
+            _attached.pop(key).link.close()
+        return Said(there.screen, there.prompt, there.end)
 
 
-def _talk(link: Link, line: str | None, interrupt: bool) -> Said:
-    try:
-        screen, prompt, end = _listen(link, _QUIET_S)
-        if interrupt and not end:
-            link.send(DebugInterrupt())
-            more, prompt, end = _listen(link, _ANSWER_S)
-            screen += more
-        elif line is not None and prompt:
-            link.send(DebugLine(line[:LINE_MAX]))
-            screen += f"{prompt}{line[:LINE_MAX]}\n"
-            more, prompt, end = _listen(link, _ANSWER_S)
-            screen += more
-        return Said(screen[-_TEXT_MAX:], prompt, end)
-    finally:
-        link.close()
+def _close_later(key: tuple[Path, int]) -> None:
+    """Close a connection whose terminal has not asked for `TERMINAL_S`; until then look again and again."""
+
+    def look() -> None:
+        with _talking:
+            there = _attached.get(key)
+            if there is None:
+                return
+            if time.monotonic() > there.until:
+                _attached.pop(key).link.close()
+                return
+        _close_later(key)
+
+    timer = threading.Timer(TERMINAL_S / 2, look)
+    timer.daemon = True
+    timer.start()
 
 
 def _listen(link: Link, seconds: float) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ from fastrt.errors import AttachError, FastrtError
 from fastrt.foreign_text import ForeignTextError, read_json
 from fastrt.node.log_files import LogLine, Page
 from fastrt.observe.answers import DEBUG, LOG, MEMORY, PROCESSES, ROWS_MAX, STACK, STOPS
-from fastrt.observe.debugging import Said, Waiting
+from fastrt.observe.debugging import Said, Terminal, Waiting
 from fastrt.observe.listing import Row
 from fastrt.observe.memory import Summary
 from fastrt.observe.stacks import Process, Stack
@@ -32,6 +32,7 @@ ANSWER_S = 5.0
 STACK_S = 20.0  # a busy machine needs a second
 _AT_ONCE = 16  # nodes
 _SLACK_S = 2.0  # beyond the answer's time, for this node's uplink
+ONCE = Terminal("", "another question", stays=False)
 _T = TypeVar("_T")
 _LINE_TYPES = (float, bool, int, int, str, int, int, str, str)  # as `answers` writes a line
 
@@ -198,7 +199,7 @@ def read_stops(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> list
 
 def converse(
     socket_path: str, node: str, pid: int, line: str | None = None, *, interrupt: bool = False,
-    timeout_s: float = ANSWER_S,
+    terminal: Terminal = ONCE, timeout_s: float = ANSWER_S,
 ) -> Said:  # fmt: skip
     """Talk to the debugger of a process of another node.
 
@@ -208,13 +209,15 @@ def converse(
         pid: of the process there.
         line: for the debugger, if it waits for one; None: only look.
         interrupt: stop the code that runs.
+        terminal: the one that asks.
         timeout_s: how long the node has to answer.
     Raises:
         NodeSilentError: it did not answer.
         ForeignTextError: it sent something else.
     """
-    question = Question(DEBUG, json.dumps({"pid": pid, "line": line, "interrupt": interrupt}), "", 0)
-    rows = _parse(ask(socket_path, node, question, timeout_s))
+    who = {"terminal": terminal.id, "about": terminal.about, "stays": terminal.stays}
+    filters = json.dumps({"pid": pid, "line": line, "interrupt": interrupt, **who})
+    rows = _parse(ask(socket_path, node, Question(DEBUG, filters, "", 0), timeout_s))
     return Said.from_row(rows[0] if rows else None)
 
 

@@ -2,14 +2,16 @@
 
 A worker whose task stops listens at `debug/<pid>` in the session's folder. Beside it, `debug/<pid>.json` lists the
 stops of that process. A timeout that is over looks there, and only then: while a task of a program waits in a debugger,
-the timeouts of this program stand still.
+the timeouts of this program stand still. For tasks that wait on other nodes, the uplink writes such a file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +23,8 @@ from fastrt._core.tasks import tasks
 from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.folders import private_folder, read_private, replace_private
 from fastrt.foreign_text import read_object
-from fastrt.store.messages import U32, Message
+from fastrt.store.join import UPLINK_SOCKET, Link
+from fastrt.store.messages import U32, Message, StopsChanged
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
@@ -31,7 +34,9 @@ _T = TypeVar("_T")
 _STOPS_KEPT = 32  # of one process; older ones no longer extend a timeout
 _TEXT_MAX = 500  # characters of a name or path in the file
 _FILE_BYTES_MAX = 1 << 20
+_TELL_S = 1.0  # for the uplink to take a message
 LOOK_S = 0.2  # between two looks whether a task still waits
+ELSEWHERE = "elsewhere"  # the kind of a stop on another node
 
 
 class DebugText(Message):
@@ -56,6 +61,12 @@ class DebugLine(Message):
     """A line for the debugger, without its end."""
 
     line: str
+
+
+class DebugTerminal(Message):
+    """A client that passes on the lines of a terminal says which one, for others that are refused meanwhile."""
+
+    about: str
 
 
 class DebugInterrupt(Message):
@@ -84,13 +95,15 @@ class Stop:
     Attributes:
         pid: its process.
         job: of the program that submitted it.
-        kind: "task", "actor", or "thread" for code that runs outside of tasks and calls.
-        name: of the function, method or class.
+        kind: "task", "actor", or "thread" for code that runs outside of tasks and calls; `ELSEWHERE`: the task was
+            forwarded to another node and waits there, and the process is this node's uplink.
+        name: of the function, method or class; of the node, if it waits elsewhere.
         task: its id as in `fastrt list tasks`; 0: none.
         file, line, function: where it stopped.
         error: the exception that it raised; "": it called `breakpoint()`.
         since: by the monotonic clock, which all processes of a machine share.
         until: by the same clock; 0: it waits.
+        path: of the task's record; 0: none.
     """
 
     pid: int
@@ -104,6 +117,7 @@ class Stop:
     error: str
     since: float
     until: float = 0.0
+    path: int = 0
 
     @property
     def reason(self) -> str:
@@ -138,14 +152,15 @@ def folder_of(socket_path: str) -> Path:
 
 
 class Record:
-    """Writes the stops of this process into its file, for timeouts and for `fastrt debug`.
+    """Writes the stops of this process into its file, for timeouts and for `fastrt debug`, and notifies the uplink.
 
     Args:
         folder: of `folder_of`.
+        is_uplinks: whether this process is the uplink itself.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, is_uplinks: bool = False) -> None:
+        self._folder, self._is_uplinks = folder, is_uplinks
         self._stops: list[Stop] = []
 
     def begin(self, stop: Stop) -> None:
@@ -155,12 +170,34 @@ class Record:
             name: value[:_TEXT_MAX] if isinstance(value, str) else value for name, value in values.items()
         }
         self._stops = [*self._stops[1 - _STOPS_KEPT :], Stop(**short)]
-        self._write()
+        self._changed()
 
     def end(self) -> None:
         """Note that the last task of `begin` goes on."""
         self._stops[-1] = dataclasses.replace(self._stops[-1], until=time.monotonic())
+        self._changed()
+
+    def replace(self, stops: list[Stop]) -> None:
+        """Let these tasks wait, and no others; those that wait already and have the same path go on to wait."""
+        now, news = time.monotonic(), {(stop.job, stop.path): stop for stop in stops}
+        ended: list[Stop] = []
+        still: list[Stop] = []
+        for stop in self._stops:
+            if stop.until:
+                ended.append(stop)
+            elif news.pop((stop.job, stop.path), None) is not None:
+                still.append(stop)
+            else:
+                ended.append(dataclasses.replace(stop, until=now))
+        found = [*ended, *still, *news.values()][-_STOPS_KEPT:]
+        if found != self._stops:
+            self._stops = found
+            self._changed()
+
+    def _changed(self) -> None:
         self._write()
+        if not self._is_uplinks:
+            _tell_uplink(self._folder.parent / UPLINK_SOCKET)
 
     def _write(self) -> None:
         pid = os.getpid()
@@ -169,13 +206,23 @@ class Record:
         replace_private(folder, f"{pid}.json", json.dumps(about).encode())
 
 
-def waiting(folder: Path) -> list[Stop]:
+def _tell_uplink(path: Path) -> None:
+    """Notify the node's uplink, if it is in a cluster, that the stops of a process have changed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+        sock.settimeout(_TELL_S)
+        sock.connect(str(path))
+        Link(sock).send(StopsChanged())
+
+
+def waiting(folder: Path, with_elsewhere: bool = False) -> list[Stop]:
     """List the tasks that wait in a debugger, those first that wait longest.
 
     Args:
         folder: of `folder_of`.
+        with_elsewhere: also those that were forwarded, and wait on another node.
     """
-    return sorted((stop for stop, alive in _stops(folder) if alive and not stop.until), key=lambda stop: stop.since)
+    found = (stop for stop, alive in _stops(folder) if alive and not stop.until)
+    return sorted((one for one in found if with_elsewhere or one.kind != ELSEWHERE), key=lambda stop: stop.since)
 
 
 def stood_still(folder: Path, job: int, since: float) -> StandStill:

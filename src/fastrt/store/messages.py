@@ -373,6 +373,10 @@ class AskNode(Message):
     timeout_ms: U32
 
 
+class StopsChanged(Message):
+    """A task begins or ends to wait in a debugger: the uplink reads the folder of debuggers again."""
+
+
 class NodePage(Message):
     """A page of another node's rows; the fields are those of `Page` in node.proto."""
 

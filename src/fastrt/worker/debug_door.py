@@ -22,6 +22,7 @@ from fastrt.store.debugging import (
     DebugLine,
     DebugNames,
     DebugPrompt,
+    DebugTerminal,
     DebugText,
 )
 from fastrt.store.join import Link, listen
@@ -51,6 +52,7 @@ class Door:
         self._asked: queue.SimpleQueue[DebugLine | DebugComplete] = queue.SimpleQueue()
         self._client: Link | None = None
         self._screen, self._prompt = "", ""
+        self._about = ""  # the client's terminal, if the client only passes on its lines
         self._closed = False
         private_folder(path.parent, "the folder of debuggers")
         path.unlink(missing_ok=True)  # a dead process had the same number
@@ -141,7 +143,7 @@ class Door:
             if link.peer()[1] != os.geteuid():
                 refused = "this debugger belongs to another user"
             elif self._client is not None:
-                refused = f"process {self._client.peer()[0]} is attached already"
+                refused = f"{self._about or f'process {self._client.peer()[0]}'} is attached already"
             if refused or self._closed:
                 link.send(DebugEnd(refused or "the task goes on"))
                 link.close()
@@ -165,6 +167,8 @@ class Door:
     def _on_message(self, message: Message) -> None:
         if isinstance(message, DebugInterrupt):
             self._interrupt()
+        elif isinstance(message, DebugTerminal):
+            self._about = message.about
         elif isinstance(message, (DebugLine, DebugComplete)):
             if self._asked.qsize() >= _LINES_MAX:
                 raise EOFError("the client sends lines faster than the debugger reads them")
@@ -186,6 +190,6 @@ class Door:
     def _drop(self) -> None:
         if self._client is not None:
             self._client.close()
-            self._client = None
+            self._client, self._about = None, ""
         while not self._asked.empty():  # the next client gets none of its lines
             self._asked.get()

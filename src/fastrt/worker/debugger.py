@@ -121,7 +121,7 @@ class Debugger:
         name = source.name or threading.current_thread().name
         stop = Stop(
             self._pid, source.job, kind, name, source.task, code.co_filename, frame.f_lineno, code.co_name, error,
-            time.monotonic(),
+            time.monotonic(), path=source.path,
         )  # fmt: skip
         self._record.begin(stop)
         if error:
