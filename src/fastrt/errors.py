@@ -108,6 +108,13 @@ class ActorError(FastrtError):
     """The root of errors of actors: their calls cannot be run. Look at the class and the message for the reason."""
 
 
+class PendingCallsError(FastrtError):
+    """This process has as many unended calls of an actor as `max_pending_calls` allows; the call was not submitted.
+
+    Wait for results of earlier calls and call again, or raise the option.
+    """
+
+
 class ActorDiedError(ActorError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 

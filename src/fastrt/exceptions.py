@@ -18,6 +18,7 @@ from fastrt.errors import (
     ObjectLostError,
     ObjectStoreFullError,
     OutOfMemoryError,
+    PendingCallsError,
     SerializationError,
     TaskCancelledError,
     TaskError,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         ObjectReconstructionFailedError,
         ObjectRefStreamEndOfStreamError,
         OwnerDiedError,
-        PendingCallsLimitExceeded,
         PlasmaObjectNotAvailable,
         RayCgraphCapacityExceeded,
         RayChannelError,
@@ -60,6 +60,7 @@ ActorHandleNotFoundError = ActorNotFoundError
 ActorUnschedulableError = TaskUnschedulableError = TaskPlacementGroupRemoved = InfeasibleTaskError
 ActorPlacementGroupRemoved = ActorDiedError
 OutOfDiskError = ObjectStoreFullError
+PendingCallsLimitExceeded = PendingCallsError
 OufOfBandObjectRefSerializationException = SerializationError
 
 __all__ = [

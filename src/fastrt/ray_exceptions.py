@@ -46,10 +46,6 @@ class OwnerDiedError(ObjectLostError):
     """The process that owned an object died. fastrt raises `ObjectLostError`."""
 
 
-class PendingCallsLimitExceeded(FastrtError):
-    """An actor has as many waiting calls as its option max_pending_calls allows."""
-
-
 class PlasmaObjectNotAvailable(FastrtError):
     """An object is not in the store of this node yet."""
 

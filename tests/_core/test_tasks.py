@@ -493,6 +493,30 @@ def test_store_full_of_arguments_raises_and_recovers(node, client, function):
     assert handles.read_scalars(client, held, 1) == [None] * 15
 
 
+# ---- whether a task has ended ----
+
+
+def test_end_of_a_task_is_known_without_its_result(node, client, function):
+    first, other = submit(client, function, 1), submit(client, function, 2)
+    known = [submission.record_of(client, ref) for ref in (first, other)]
+    assert len(set(known)) == 2
+    assert not any(submission.has_ended(client, *one) for one in known)
+    assert tasks.next_task(client, 0, 0) == known[0][0]
+    assert not submission.has_ended(client, *known[0])
+    tasks.finish_scalar(client, known[0][0], 7)
+    assert [submission.has_ended(client, *one) for one in known] == [True, False]
+    assert submission.record_of(client, first) is None
+    del first, other
+    assert run_all(client) == [2]
+    assert all(submission.has_ended(client, *one) for one in known)
+    again = [submit(client, function, k) for k in range(300)]  # the records are used for others
+    assert all(submission.has_ended(client, *one) for one in known)
+    with pytest.raises(IndexError, match="there is no task 99999999"):
+        submission.has_ended(client, 99999999, 1)
+    assert run_all(client) == list(range(300))
+    del again
+
+
 # ---- children, and attempts that wait ----
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
-from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError
+from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError, PendingCallsError
 from support.amounts import counted
 from support.cluster import RunningNode, two_nodes
 
@@ -157,6 +157,25 @@ def test_handles_work_in_tasks_and_actors_of_other_nodes(runtime, two):
     assert get(made.add.remote()) == 8
     assert get(made.where.remote())[0] == two
     assert get(use.options(scheduling="two").remote(made, 1))[0] == [9, 10, 11]
+
+
+def test_limit_of_pending_calls_holds_for_an_actor_on_another_node(two, tmp_path):
+    there = Counter.options(scheduling="two", max_pending_calls=2).remote()
+    path = str(tmp_path / "go")
+
+    def fill(handle):
+        made = [handle.wait.remote(path), handle.add.remote()]
+        try:
+            handle.add.remote()
+        except PendingCallsError:
+            return made
+        return None
+
+    made = fill(there)
+    near = get(fastrt.remote(scheduling="two")(fill).remote(there))
+    (tmp_path / "go").touch()
+    assert get([*made, *near]) == ["waited", 1, "waited", 2]
+    assert get(there.add.remote()) == 3
 
 
 def test_actor_that_leaves_on_another_node_is_not_built_again(runtime, two):

@@ -40,7 +40,7 @@ _TASK_OPTIONS = (
 _ACTOR_OPTIONS = (
     "name", "namespace", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency",
     "concurrency_groups", "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling",
-    "scheduling_strategy", "label_selector", "fallback_strategy",
+    "scheduling_strategy", "label_selector", "fallback_strategy", "max_pending_calls",
 )  # fmt: skip
 _CALL_OPTIONS = (
     "num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects", "name",
@@ -238,14 +238,22 @@ class RayEngine:
         return RayHandle(self, actor, cls.__name__, methods)
 
     def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        """`.remote` of an actor's method."""
+        """`.remote` of an actor's method.
+
+        Raises:
+            PendingCallsError: too many calls of the actor have not ended.
+        """
         options = _options("methods", _CALL_OPTIONS, {**which.settings.given, **settings})
         if options.get("num_returns") == DYNAMIC:
             _refuse("num_returns='dynamic' of a method")
         if which.group:
             options["concurrency_group"] = which.group
         method = getattr(handle._actor, "__ray_call__" if which.name == CALL else which.name).options(**options)
-        return self._wrapped(method.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
+        try:
+            made = method.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs))
+        except ray.exceptions.PendingCallsLimitExceeded as exc:
+            raise ray_errors.translated(exc) from None
+        return self._wrapped(made)
 
     def get_actor(self, name: str, namespace: str | None) -> RayHandle:
         """`ray.get_actor`.

@@ -15,6 +15,7 @@ from fastrt.errors import (
     ObjectLostError,
     ObjectStoreFullError,
     OutOfMemoryError,
+    PendingCallsError,
     TaskCancelledError,
     TaskError,
     WorkerCrashedError,
@@ -30,6 +31,7 @@ _CLASSES: tuple[tuple[str, type[FastrtError]], ...] = (
     ("OutOfMemoryError", OutOfMemoryError),
     ("ObjectStoreFullError", ObjectStoreFullError),
     ("ObjectLostError", ObjectLostError),
+    ("PendingCallsLimitExceeded", PendingCallsError),
 )
 
 

@@ -171,6 +171,7 @@ class ActorClass(Generic[P, Handle]):
             groups,
             tasks_namespaces.inside(tasks_namespaces.here(), around),
             demand=wanted,
+            pending_max=options["max_pending_calls"],
         )
         ref = store.put_serialized(serialize(plan))
         detached = options["lifetime"] == "detached"

@@ -38,6 +38,7 @@ from fastrt.tasks import options as tasks_options
 from fastrt.tasks.exit_actor import OWN, OwnMethod
 from fastrt.tasks.method import CALL, Actor, MethodPlan
 from fastrt.tasks.options import METHODS
+from fastrt.tasks.pending_calls import pending_calls
 from fastrt.tasks.runtime_env import Environment
 from fastrt.tasks.typed import Instance, Out, P, R, submits
 
@@ -73,6 +74,7 @@ class ActorPlan:
         environment: of its process; None: the common one.
         group: of a bundle's record: the placement group that the bundle is reserved for.
         demand: reference to the resources that the actor demands.
+        pending_max: calls of one process that may wait or run at once; -1: any number.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ActorPlan:
     environment: Environment | None = None
     group: Any = None
     demand: ObjectRef | None = None
+    pending_max: int = -1
 
     def method_of(self, number: int) -> tuple[MethodPlan, str]:
         """Return the method that a call's number names, and the concurrency group that the call runs in.
@@ -141,7 +144,7 @@ class ActorMethod(Generic[P, R, Out]):
         return f"ActorMethod({self._actor.name}.{self._plan.name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorMethod, (self._ref, self._actor, self._plan, self._retries)
+        return type(self), (self._ref, self._actor, self._plan, self._retries)
 
     if TYPE_CHECKING:
 
@@ -184,7 +187,7 @@ class ActorMethod(Generic[P, R, Out]):
         if concurrency_group is not None:
             plan = self._actor.in_group(plan, concurrency_group)
         retries = self._retries if max_task_retries is None else tasks_options.task_retries_of(max_task_retries)
-        return ActorMethod(self._ref, self._actor, plan, retries)
+        return type(self)(self._ref, self._actor, plan, retries)
 
     def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
         """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
@@ -258,7 +261,7 @@ class ActorMethod(Generic[P, R, Out]):
         options = CallOptions(
             self._ref,
             self._plan.number,
-            settings.returns,
+            self._returns,
             self._retries,
             core.RETRY_ERRORS if settings.retry_errors else 0,
             policy=tasks_options.export(store, settings.policy),
@@ -271,6 +274,35 @@ class ActorMethod(Generic[P, R, Out]):
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
         self._bound = None
+
+
+class LimitedMethod(ActorMethod):
+    """A method of an actor with `max_pending_calls`: a call is refused while that many of this process have not ended.
+
+    The other actors' methods know nothing of it, so that their calls cost the same.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, ref: ObjectRef, actor: ActorPlan, plan: MethodPlan, retries: int) -> None:
+        super().__init__(ref, actor, plan, retries)
+        self._returns = self._returns or 1  # a call without a result is known by one that the caller does not get
+
+    @submits
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, as `ActorMethod.remote` does.
+
+        Raises:
+            PendingCallsError: too many calls have not ended; this one was not submitted.
+        """
+        store_client.refuse_stale(self._ref)
+        store = store_client.require()
+        pending = pending_calls(store, self._ref)
+        pending.make_room(store.client, self._actor.pending_max, f"{self._actor.name}.{self._plan.name}")
+        made: Any = super().remote(*args, **kwargs)
+        result = made.completed() if isinstance(made, ObjectRefGenerator) else made
+        pending.add(store.client, result[0] if isinstance(result, list) else result)
+        return made if self._plan.settings.returns else None
 
 
 class ActorHandle(Generic[Instance]):
@@ -295,7 +327,8 @@ class ActorHandle(Generic[Instance]):
             if which.name == name:
                 own = which.settings.given.get("max_task_retries")
                 retries = plan.retries if own is None else tasks_options.task_retries_of(own)
-                method = ActorMethod(self._actor_ref, plan, which, retries)
+                kind = ActorMethod if plan.pending_max < 0 else LimitedMethod
+                method = kind(self._actor_ref, plan, which, retries)
                 self.__dict__[name] = method  # from now on an attribute like any other
                 return method
         raise AttributeError(

@@ -93,6 +93,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         max_concurrency: of a class: how many calls run at once, in threads, or as coroutines on one event loop when
             there are `async def` methods; default 1, with coroutines 1000.
         concurrency_groups: of a class: limits like {"io": 2} for the methods that name such a group.
+        max_pending_calls: of a class: how many calls by one process may wait or run at once; a further one raises
+            `PendingCallsError`. Default -1: any number.
         num_cpus, num_gpus, resources: of a function: the resources of a call while it runs, in amounts that may be
             fractions, and by name ({"license": 0.5}); default: one CPU. The call waits until they are free. Of a class:
             the resources of an actor as long as it lives; default: none.

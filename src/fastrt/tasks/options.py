@@ -171,6 +171,9 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "max_task_retries": _RETRIES,
         "max_concurrency": _CONCURRENCY,
         "concurrency_groups": Option(check=_groups),
+        "max_pending_calls": Option(
+            "a whole number", 1, _CALLS_MAX, f"from 1 to {_CALLS_MAX}, or -1 for no limit", number=-1, default=-1
+        ),
         **_OF_PROCESSES,
     },
 }
@@ -193,7 +196,6 @@ OF_RAY: dict[str, dict[str, Any]] = {
 OF_RAY[CLASSES] = {
     **{name: default for name, default in OF_RAY[FUNCTIONS].items() if name != "_num_objects_per_yield"},
     "allow_out_of_order_execution": None,
-    "max_pending_calls": -1,
     "enable_tensor_transport": None,
     "_actor_generator_backpressure_num_objects": None,
 }
@@ -201,7 +203,6 @@ WITHOUT_MEANING = ("allow_out_of_order_execution", "enable_task_events", "_label
 # Those that only their default is taken of, and why.
 REFUSED = {
     "object_store_memory": "the store is not divided among tasks",
-    "max_pending_calls": "calls of an actor wait in its mailbox, which has no limit of its own",
     "enable_tensor_transport": "fastrt has no transport between GPUs",
     "_num_objects_per_yield": "it is not public in Ray",
     "_actor_generator_backpressure_num_objects": "it is not public in Ray; each generator has a limit of its own",

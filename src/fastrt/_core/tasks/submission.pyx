@@ -19,7 +19,7 @@ from fastrt._core.memory.priority_queue cimport ranked_mark
 from fastrt._core.memory.queue cimport queue_push
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.mailbox cimport mailbox_push, mailbox_wake
-from fastrt._core.objects.objects cimport object_acquire
+from fastrt._core.objects.objects cimport object_acquire, object_is_sealed
 from fastrt._core.objects.references cimport links_count, links_wait, task_is_mine
 from fastrt._core.objects.scalar cimport args_write
 from fastrt._core.tasks.calls cimport actor_of
@@ -282,6 +282,32 @@ cdef int _commit_call(frt_ctx *x, frt_actor *actor, uint32_t t, uint32_t ndeps) 
         return FRT_OK
     mailbox_wake(x, actor)
     return FRT_OK
+
+
+# ---- whether a call has ended ----
+
+def record_of(Client client, Ref ref):
+    """Return (index, id) of the record of the task that will make `ref`, for `has_ended`; None: it is sealed."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef uint64_t id
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or t > frt_tasks(x):
+        return None
+    id = a64_load_acq(&x.tasks[t - 1].id)
+    return None if object_is_sealed(x, ref.index) else (t - 1, id)  # while it is not, the record is its task's
+
+
+def has_ended(Client client, uint32_t t, uint64_t id):
+    """Return whether the task of that id, which was in record `t`, has ended. It needs no reference to a result."""
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    if t >= frt_tasks(x):
+        raise IndexError(f"there is no task {t}")
+    return a64_load_acq(&x.tasks[t].id) != id or \
+        frt_word_state(a64_load_acq(x.task_words + t)) <= FRT_TASK_RESERVED
 
 
 # ---- a claimed task's policy and attempts ----
