@@ -7,8 +7,10 @@ import pytest
 
 from fastrt.cluster.borrowing import Effect, Exports, Imported
 from fastrt.cluster.claims import CLAIM_S, GONE_S, Absence, Absent
+from fastrt.cluster.daemon_link import Holders
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.remote_values import Kept
+from fastrt.store.messages import HeldObject, Holds
 from fastrt.transitions import IllegalMoveError
 
 
@@ -123,3 +125,22 @@ def test_object_stays_held_while_another_stream_of_the_same_node_holds_it():
     kept.drop("peer")  # all that the node does not claim; it still uses 8 over the other stream
     assert ended == [7, 9]
     assert not kept.is_held("peer", 9)
+
+
+def test_node_has_a_value_until_none_of_its_streams_has_it():
+    """The end of one of two streams made the placement forget the bytes that the node still had."""
+    holders = Holders()
+    assert [holders.add(stream, "peer", 7, 100) for stream in "aab"] == [True, False, False]
+    assert holders.add("b", "peer", 8, 50)
+    assert holders.add("c", "other", 7, 100)
+    assert not holders.remove("a", "peer", 7)
+    assert not holders.remove("a", "peer", 7)
+    assert holders.end("a", "peer") == []
+    assert list(holders.rows()) == [
+        Holds("peer", [HeldObject(7, 100), HeldObject(8, 50)]),
+        Holds("other", [HeldObject(7, 100)]),
+    ]
+    assert holders.end("b", "peer") == [7, 8]
+    assert holders.end("b", "unknown") == []
+    assert holders.remove("c", "other", 7)
+    assert list(holders.rows()) == []

@@ -1,9 +1,16 @@
 """Connections between nodes: opened when they are needed, and closed once neither side uses them."""
 
+import contextlib
+import threading
+from pathlib import Path
+
 import psutil
 import pytest
 
 import fastrt
+from fastrt._core.tasks import tasks as core
+from fastrt.store import join
+from fastrt.store.messages import Bye
 from support.cluster import RunningNode
 
 PATIENCE_S = 20.0
@@ -76,3 +83,32 @@ def test_connection_stays_while_an_actor_or_an_object_needs_it(rt, nodes, wait_u
     assert fastrt.get(counter.more.remote(), timeout=PATIENCE_S) == 2
     del counter
     wait_until(lambda: connections(nodes) == 0, "the connection to be closed", PATIENCE_S)
+
+
+@fastrt.remote
+def hold(folder, name):
+    Path(folder, f"{name} begun").touch()
+    while not Path(folder, f"{name} ends").exists():
+        threading.Event().wait(0.005)
+
+
+def test_tasks_queued_at_a_node_that_falls_behind_move_to_an_idle_one(rt, nodes, tmp_path, wait_until):
+    """Two nodes get tasks ahead, and one of them a task that does not end: the others run without it."""
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for node in nodes[1:]:
+            client, link = join.join(node.note.socket_path, "tool", "test")
+            stack.callback(link.close)
+            stack.callback(link.send, Bye())
+            stack.callback(client.close)
+            clients.append(client)
+        long = [hold.options(scheduling=name).remote(str(tmp_path), name) for name in ("two", "three")]
+        wait_until(lambda: len(list(tmp_path.glob("* begun"))) == 2, "both workers to be busy", PATIENCE_S)
+        short = [add.remote(k, 1) for k in range(20)]
+        wait_until(lambda: all(core.queued(client) for client in clients), "tasks to wait on both nodes", PATIENCE_S)
+        (tmp_path / "three ends").touch()
+        assert fastrt.get(short, timeout=PATIENCE_S) == list(range(1, 21))
+        assert not core.queued(clients[0])
+        assert fastrt.wait(long, timeout=0)[1] == long[:1]
+        (tmp_path / "two ends").touch()
+        fastrt.get(long, timeout=PATIENCE_S)

@@ -20,7 +20,8 @@ from support.sides import Side, in_loop
 from support.sites import Proxy, Unbound
 
 TOKEN = new_token()
-Report, Frame, Value = (message_set("node").message(f"fastrt.node.{name}") for name in ("Report", "Frame", "Value"))
+_NAMES = "Report", "Frame", "Value", "Release"
+Report, Frame, Value, Release = (message_set("node").message(f"fastrt.node.{name}") for name in _NAMES)
 PATIENCE_S = 20.0
 NBYTES = 8 << 20
 
@@ -31,9 +32,8 @@ class End(Side):
     def __init__(self, token=TOKEN, keep_bytes=BYTES_MIN):
         super().__init__()
         self.native = Native(self.store, Access(Identity.from_token(token)), "127.0.0.1")
-        self.exchange = Exchange(
-            self.store, self.waiter, NodeTables(self.store, self.waiter, self.native, 1 << 20, keep_bytes)
-        )
+        self.tables = NodeTables(self.store, self.waiter, self.native, 1 << 20, keep_bytes)
+        self.exchange = Exchange(self.store, self.waiter, self.tables)
         loop = asyncio.get_running_loop()
         wanted = self.exchange.traffic.remote.wanted
         # As a daemon and its uplink:
@@ -92,6 +92,30 @@ async def run(wait_until, there):
 
 def pattern(seed):
     return np.arange(NBYTES // 8, dtype=np.uint64) * np.uint64(2 * seed + 1)
+
+
+@in_loop
+async def test_object_that_a_peer_claims_without_a_native_stream_is_sent_and_stays_known_until_it_is_released():
+    """The claim was answered with `unknown`, and the daemon held the object as long as the node ran."""
+    end = End()
+    try:
+        tables, dropped = end.tables, []
+        tables.kept.on_drop = lambda node, objref: dropped.append(objref)
+        end.exchange.traffic.values.on_release = dropped.append
+        end.exchange.on_frame(Frame(hello=Report(node="2" * 32, address="127.0.0.1:2", name="two"), claims=True))
+        first, second = (end.store.put(pattern(k)) for k in (1, 2))
+        tables.kept.keep("2" * 32, [first, second])
+        end.exchange.on_frame(Frame(claim=[first.objref, 0]))
+        assert dropped == [second.objref]
+        sent = await end.frames(lambda frame: sum(len(value.data) for value in frame.value) >= NBYTES)
+        assert not sent.unknown
+        assert list(sent.named) == [first.objref]
+        assert tables.kept.is_held("2" * 32, first.objref)
+        end.exchange.on_frame(Frame(release=[Release(objref=first.objref, named=1)]))
+        assert dropped == [second.objref, first.objref]
+        assert not tables.kept.is_held("2" * 32, first.objref)
+    finally:
+        end.close()
 
 
 @pytest.mark.parametrize("plan", [None, ("cut", 1 << 20), ("reset", 5 << 20), ("cut", 100)])

@@ -1,8 +1,8 @@
 """Claims over one stream: each node names again what it held of the other one when their last stream ended.
 
-A node sends the numbers of the objects that it claims. The peer answers each: with a value that it offers, with
-`named` for a value that follows once it exists, or with `unknown`. Both nodes may have several streams to each other,
-and the first answer counts.
+A node sends the numbers of the objects that it claims. The peer answers each: with a value that it offers, with `named`
+for a value that follows, once it exists or because nothing can be offered, or with `unknown`. Both nodes may have
+several streams to each other, and the first answer counts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Claiming:
         sealed = self._use_stand_ins(objref, claimed)
         if len(sealed) == len(claimed):
             self._is_unclaimed(objref)
-        self._remote.give_up(sealed, f"node {self._exchange.name} has another value in its place")
+        self._remote.give_up(sealed, f"node {self._exchange.name} does not offer its value any more")
 
     def on_unknown(self, objref: int) -> None:
         """Give up a claimed value that the peer does not have."""
@@ -158,12 +158,13 @@ class Claiming:
             return
         values = self._exchange.traffic.values
         ref = self._kept.claim(self._exchange.node, objref)
-        if ref is None or values is None or not values.is_known:
+        if ref is None:
             self._exchange.out.add("unknown", objref)
             return
         self._exchange.references.name_again(ref)
         about = handles.describe(self._client, ref)
         is_plain = handles.is_ready(self._client, ref) and not about["error"]
+        is_plain &= values is not None and values.is_known  # a peer without a native stream takes no offers
         if not is_plain or about["bytes"] < BYTES_MIN or handles.contained(self._client, ref):
             self._exchange.out.add("named", objref)
             self._exchange.send_when_ready(ref)

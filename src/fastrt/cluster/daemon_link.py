@@ -38,6 +38,40 @@ _LOOKING_S = 2.0  # after something was placed on another node: the next one pro
 _A_CHARACTER, _A_NUMBER, _A_ROW = 6, 24, 100  # bytes of JSON, at most
 
 
+class Holders:
+    """Which nodes have the values of large objects of this node, by the streams to them: a node can have several."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[int, dict[object, int]]] = {}  # by node, object and stream: its bytes
+
+    def add(self, stream: object, node: str, objref: int, nbytes: int) -> bool:
+        """Record that a node has a value, by one of its streams; return whether the node did not have it before."""
+        streams = self._held.setdefault(node, {}).setdefault(objref, {})
+        is_first = not streams
+        streams[stream] = nbytes
+        return is_first
+
+    def remove(self, stream: object, node: str, objref: int) -> bool:
+        """Record the end of one stream's hold; return whether the node had the value by this stream alone."""
+        there = self._held.get(node, {})
+        streams = there.get(objref, {})
+        if streams.pop(stream, None) is None or streams:
+            return False
+        del there[objref]
+        if not there:
+            del self._held[node]
+        return True
+
+    def end(self, stream: object, node: str) -> list[int]:
+        """Record the end of a stream; return the objects whose values its node does not have any more."""
+        return [objref for objref in list(self._held.get(node, ())) if self.remove(stream, node, objref)]
+
+    def rows(self) -> Iterator[Holds]:
+        """Yield all that is held, by node."""
+        for node, there in self._held.items():
+            yield Holds(node, [HeldObject(objref, max(streams.values())) for objref, streams in there.items()])
+
+
 class Orders:
     """The connection to the daemon, which a separate thread reads.
 
@@ -71,7 +105,7 @@ class Orders:
         self._pending: dict[str, list[TaskKey | ActorKey]] = {}
         self._admitted = 0
         self._kept: dict[tuple[str, int], int] = {}  # what the daemon holds for other nodes: (node, objref) -> entry
-        self._held: dict[str, dict[int, int]] = {}  # by node: bytes of the large objects whose values it also has
+        self._holders = Holders()
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
@@ -107,20 +141,24 @@ class Orders:
         take = admission.claim if isinstance(key, TaskKey) else actors.carry
         return bool(take(self._client, *pair_of(key)))
 
-    def hold(self, node: str, objref: int, nbytes: int) -> None:
-        """Report to the daemon that a node also has the value of a large object; 0 bytes: it no longer has it."""
-        there = self._held.setdefault(node, {})
-        if nbytes:
-            there[objref] = nbytes
-        elif there.pop(objref, None) is None:
-            return
-        self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
+    def hold(self, stream: object, node: str, objref: int, nbytes: int) -> None:
+        """Report to the daemon that a node also has the value of a large object; 0 bytes: it no longer has it.
 
-    def lost(self, node: str) -> None:
-        """Report that a node whose stream has ended no longer holds the objects that it was sent."""
-        there = self._held.pop(node, {})
-        if there:
-            self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in there]))
+        Args:
+            stream: by which the node has it.
+            node: the node.
+            objref: the object's number.
+            nbytes: the size of the value.
+        """
+        holders = self._holders
+        if holders.add(stream, node, objref, nbytes) if nbytes else holders.remove(stream, node, objref):
+            self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
+
+    def lost(self, stream: object, node: str) -> None:
+        """Report the objects that a node no longer has because a stream to it has ended."""
+        gone = self._holders.end(stream, node)
+        if gone:
+            self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in gone]))
 
     def keep(self, node: str, ref: Ref) -> None:
         """Have the daemon hold an object that another node holds."""
@@ -161,8 +199,8 @@ class Orders:
             rows = list(self._rows.values())
             for k, batch in enumerate(_batches(rows)):
                 self._daemon.send(ClusterNodes(batch, [], k > 0, k == 0))
-            for node, there in self._held.items():
-                self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
+            for holds in self._holders.rows():
+                self._daemon.send(holds)
             for (node, objref), entry in self._kept.items():
                 self._daemon.send(KeepObject(node, objref, entry))
         elif isinstance(message, Forward):

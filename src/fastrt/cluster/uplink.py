@@ -278,7 +278,7 @@ class Uplink:
         exchange.on_output = self._output.pass_to_drivers
         self._desk.serve(exchange)
         exchange.standing.on_change = self._standstill.look
-        exchange.references.on_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
+        exchange.references.on_held = lambda *about: self._orders.hold(exchange, exchange.node, *about)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why, is_lost = "the stream to it was closed", True
@@ -306,7 +306,7 @@ class Uplink:
             if peer is not None and peer.exchange is exchange:
                 peer.exchange = None
             exchange.close(why, is_lost)
-            self._orders.lost(exchange.node)
+            self._orders.lost(exchange, exchange.node)
             self._standstill.tidy()
             writing.cancel()
             self._news.set()
