@@ -58,6 +58,13 @@ def test_driver_loads_no_packages_of_services():
     assert among(RUNNING_NOT_LOADED, loaded) == []
 
 
+def test_daemon_loads_no_plans_of_tasks_and_actors():
+    loaded = loaded_by("import fastrt.node.__main__, fastrt.node.daemon")
+    assert "fastrt.node.actors" in loaded
+    assert among(("fastrt.tasks.actor_handle", "fastrt.tasks.method", "fastrt.tasks.options"), loaded) == []
+    assert among(RUNNING_NOT_LOADED, loaded) == []
+
+
 def test_worker_has_what_tasks_use_from_the_start(rt):
     @fastrt.remote
     def loads():

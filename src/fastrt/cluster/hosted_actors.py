@@ -19,7 +19,8 @@ from fastrt.store.client import Store
 from fastrt.store.messages import ActorsChanged
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks.actor_handle import ActorPlan, dead_actor, kill_in
+from fastrt.tasks.actor_handle import ActorPlan, dead_actor
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.options import RETRIES_FOREVER
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fastrt._core.tasks import actors, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
-from fastrt.tasks.actor_handle import class_name
+from fastrt.tasks.actor_records import class_name
 
 _STARTING_MAX = 64  # processes that start at once: more would only wait for each other
 _DESCRIPTORS_EACH = 4  # of the daemon, for each process: a pidfd, a connection and two pipes

@@ -50,7 +50,7 @@ from fastrt.store.messages import (
     SearchActor,
     SearchEnded,
 )
-from fastrt.tasks.actor_handle import kill_in
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import CPU, STORE_MEMORY, Demand, device_amounts, group_of
 

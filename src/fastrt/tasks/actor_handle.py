@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from dataclasses import dataclass, field, replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic
 
-from fastrt._core.memory.clients import ForkedHandle, table
+from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import handles, unread
-from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, generators, tally
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.submission import CallOfDead, CallOptions, submit
@@ -35,6 +33,7 @@ from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, namespaces
 from fastrt.tasks import options as tasks_options
+from fastrt.tasks.actor_records import class_name, kill_in
 from fastrt.tasks.exit_actor import OWN, OwnMethod
 from fastrt.tasks.method import CALL, Actor, MethodPlan
 from fastrt.tasks.options import METHODS
@@ -446,45 +445,6 @@ def _caller(store: Store) -> str:
     return f"{what} in process {os.getpid()} on {os.uname().nodename}"
 
 
-def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
-    """Kill the actor with that index, as `kill` does.
-
-    Args:
-        reason: why it ends.
-        no_restart, force: as for `kill`.
-    """
-    if no_restart:
-        actors.end_for_good(store.client, index, actors.KILLED, reason)
-    info = actors.info(store.client, index)
-    if info["bare"] and info["state"] != actors.AWAY:
-        return  # the daemon notices it by itself
-    if info["state"] == actors.AWAY:
-        actors.order(store.client, index, actors.ORDER_KILL if force else actors.ORDER_END)
-        return
-    if info["pid"] is None:
-        if store.tell is not None:
-            store.tell(messages.ActorsChanged())
-        return
-    _end_process(store, index, info, signal.SIGKILL if force else signal.SIGTERM)
-
-
-def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.Signals) -> None:
-    try:
-        pidfd = os.pidfd_open(info["pid"])
-    except ProcessLookupError:
-        return
-    try:
-        # The pid was the actor's after the descriptor was opened, so the descriptor is the actor's.
-        known = {row["client"]: row["pid"] for row in table(store.client.segment)}
-        now = actors.info(store.client, index)
-        if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
-            signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(pidfd)
-
-
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """Return a handle of a named actor.
 
@@ -556,8 +516,3 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     store = store_client.require()
     found = {*actors.names(store.client), *_ask_cluster(store, "").names}
     return namespaces.listed([whole for whole in found if not whole.startswith(GROUP_NAME)], all_namespaces)
-
-
-def class_name(store: Store, index: int) -> str:
-    """Return the name of an actor's class, for messages."""
-    return function_name(store.client, actors.info(store.client, index)["function"])

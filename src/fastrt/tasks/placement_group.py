@@ -27,7 +27,8 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import functions, runtime_env
-from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
+from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import (

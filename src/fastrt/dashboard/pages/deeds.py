@@ -9,7 +9,7 @@ from fastrt._core.repair import pages
 from fastrt._core.tasks import actors
 from fastrt.dashboard.watched import Watched
 from fastrt.store.client import Store
-from fastrt.tasks.actor_handle import kill_in
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.cancel import cancel_record
 
 

@@ -1,0 +1,60 @@
+"""Actors by their records in the arena: the name of an actor's class, and its end.
+
+The daemon uses these too. They need no plan and no options of actors, so that its start does not import those.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from fastrt._core.memory.clients import table
+from fastrt._core.objects.functions import function_name
+from fastrt._core.tasks import actors
+from fastrt.store import messages
+from fastrt.store.client import Store
+
+
+def class_name(store: Store, index: int) -> str:
+    """Return the name of an actor's class, for messages."""
+    return function_name(store.client, actors.info(store.client, index)["function"])
+
+
+def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
+    """Kill the actor with that index, as `kill` does.
+
+    Args:
+        reason: why it ends.
+        no_restart, force: as for `kill`.
+    """
+    if no_restart:
+        actors.end_for_good(store.client, index, actors.KILLED, reason)
+    info = actors.info(store.client, index)
+    if info["bare"] and info["state"] != actors.AWAY:
+        return  # the daemon notices it by itself
+    if info["state"] == actors.AWAY:
+        actors.order(store.client, index, actors.ORDER_KILL if force else actors.ORDER_END)
+        return
+    if info["pid"] is None:
+        if store.tell is not None:
+            store.tell(messages.ActorsChanged())
+        return
+    _end_process(store, index, info, signal.SIGKILL if force else signal.SIGTERM)
+
+
+def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.Signals) -> None:
+    try:
+        pidfd = os.pidfd_open(info["pid"])
+    except ProcessLookupError:
+        return
+    try:
+        # The pid was the actor's after the descriptor was opened, so the descriptor is the actor's.
+        known = {row["client"]: row["pid"] for row in table(store.client.segment)}
+        now = actors.info(store.client, index)
+        if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
+            signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
