@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc.aio
@@ -28,7 +26,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.forks import use_grpc
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access
-from fastrt.runtime.processes import spawn_service
+from fastrt.runtime.processes import prepare_service, start_service
 
 NODES = (10, 100, 1000)
 REPORTS_A_S = 10
@@ -113,16 +111,20 @@ def test_report(measure: Any, nodes: int) -> None:
 
 
 @contextmanager
-def running_head(folder: str) -> Iterator[tuple[psutil.Process, str, Access]]:
+def running_head() -> Iterator[tuple[psutil.Process, str, Access]]:
     """A head's process; its address, and what nodes need to join it."""
-    token = new_token()
-    file = Path(folder) / "token"
-    file.touch(0o600)
-    file.write_text(token)
-    settings = {"token_file": str(file), "tls": None, "insecure": False, "listen": "127.0.0.1:0", "own": ""}
-    process, address = spawn_service("fastrt.cluster.head", settings, 30.0)
+    identity = Identity.from_token(new_token())
+    settings = {
+        "identity": identity.for_child(),
+        "tls": None,
+        "insecure": False,
+        "listen": "127.0.0.1:0",
+        "own": "",
+    }
+    process = prepare_service("fastrt.cluster.head", "head")
+    address = start_service(process, settings, 30.0)
     try:
-        yield psutil.Process(process.pid), address, Access(Identity.from_token(token))
+        yield psutil.Process(process.pid), address, Access(identity)
     finally:
         process.terminate()
         process.wait()
@@ -189,7 +191,7 @@ class Nodes:
 async def measure_streams(nodes: int, rate: float, seconds: float) -> None:
     """Print what a real head costs."""
     use_grpc()
-    with tempfile.TemporaryDirectory() as folder, running_head(folder) as (head, address, access):
+    with running_head() as (head, address, access):
         all_nodes = Nodes(address, access, nodes)
         begun = time.monotonic()
         await all_nodes.join()

@@ -143,7 +143,7 @@ def main(argument: str) -> None:
     """Run the head.
 
     Args:
-        argument: JSON: listen (address), token_file, tls (certificate, key and client_ca, or null), insecure; own: the
+        argument: JSON: listen (address), identity, tls (certificate, key and client_ca, or null), insecure; own: the
             node, if this is its standby head, else empty.
     """
     settings = read_object(argument, "the settings of the head", own=True, bytes_max=SETTINGS_BYTES_MAX)

@@ -190,6 +190,7 @@ class Node:
             self.addresses["metrics"] = options.metrics
         try:
             self.token_file = self._token()
+            self._identity = Identity.from_token(read_token(self.token_file))
             for name in self.addresses:
                 self._start(name)
                 if name == "head":
@@ -279,7 +280,7 @@ class Node:
         """Start one of the processes at its address."""
         options = self._options
         settings: dict[str, Any] = {
-            "token_file": str(self.token_file),
+            "identity": self._identity.for_child(),
             "tls": options.tls and {key: value and str(value) for key, value in vars(options.tls).items()},
             "insecure": options.insecure,
             "listen": self.addresses[name],

@@ -402,7 +402,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), workers, export (modules),
-            token_file, tls, insecure.
+            identity, tls, insecure.
     """
     settings = read_object(argument, "the settings of the bridge", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")

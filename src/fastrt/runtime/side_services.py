@@ -29,7 +29,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: kind ("coordinator", "scheduler" or "metrics"), listen (address), state_dir (path or null),
-            accept_loss, token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`), for
+            accept_loss, identity, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`), for
             metrics socket (of the node's daemon).
     """
     settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)

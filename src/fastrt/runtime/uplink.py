@@ -21,7 +21,7 @@ def main(argument: str) -> None:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
             (whether it announces its address only once the head has answered), lineage_bytes, keep_bytes, peer_idle_s
             (before an unused stream to another node is closed), standby (address of this node's standby head, or ""),
-            patience_s (the store's), token_file, tls, insecure.
+            patience_s (the store's), identity, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:

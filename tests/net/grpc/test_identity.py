@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import json
 import os
 import socket
 import ssl
@@ -14,8 +15,11 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrt.errors import ConfigError
+from fastrt.net.grpc import identity as identity_module
 from fastrt.net.grpc.identity import Identity, IdentityError, new_token
 
 PATIENCE_S = 20.0
@@ -346,6 +350,34 @@ def test_import_and_a_session_do_not_load_cryptography() -> None:
         "assert 'cryptography' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+
+
+def test_process_that_was_given_its_identity_is_of_the_cluster_and_does_not_load_cryptography() -> None:
+    parent = Identity.from_token(TOKEN)
+    given = parent.for_child()
+    assert given["key"] not in (parent._key_pem.decode(), parent.for_child()["key"])
+    code = (
+        "import json, sys\n"
+        "from fastrt.net.grpc.identity import Identity\n"
+        "identity = Identity.from_parent(json.loads(sys.stdin.readline()))\n"
+        "identity.server_context(), identity.client_context()\n"
+        "print(identity.key('a').hex(), 'cryptography' in sys.modules)"
+    )
+    text = subprocess.check_output([sys.executable, "-c", code], input=json.dumps(given) + "\n", text=True)
+    assert text.split() == [parent.key("a").hex(), "False"]
+    child = Identity.from_parent(given)
+    with listening(lambda sock: parent.open_server(sock).close()) as (address, results):
+        child.open_client(dial(address)).close()
+    with listening(lambda sock: child.open_server(sock).close()) as (address, more):
+        parent.open_client(dial(address)).close()
+    assert (results, more) == ([None], [None])
+    assert child.for_programs().name == parent.for_programs().name
+
+
+@pytest.mark.parametrize("length", [32, 48, 100])
+def test_keys_are_derived_by_hkdf(length: int) -> None:
+    known = HKDF(hashes.SHA256(), length, salt=None, info=b"fastrt 1 key a").derive(b"secret")
+    assert identity_module._derive(b"secret", "fastrt 1 key a", length) == known
 
 
 def test_no_key_stays_behind_in_a_file() -> None:

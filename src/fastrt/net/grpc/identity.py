@@ -1,10 +1,12 @@
 """The cluster's identity: keys and certificates that every process derives from the cluster's secret.
 
-The secret is never sent. Each process derives the private key of the cluster's certificate authority from it, and signs
-a certificate for itself. Every TCP link between fastrt's own processes is TLS with certificates on both sides, so the
-handshake proves to both ends that the peer has the secret, before either end parses a byte.
+The secret never goes to another machine. Each process derives the private key of the cluster's certificate authority
+from it, and signs a certificate for itself; the processes of a node are given theirs by the process that starts them.
+Every TCP link between fastrt's own processes is TLS with certificates on both sides, so the handshake proves to both
+ends that the peer has the secret, before either end parses a byte.
 
-`cryptography` is imported by the first `Identity`, not by this module: a session on one machine needs none.
+`cryptography` is imported by the first `Identity` that is made from a token, not by this module, because the import
+takes 50 ms: a session on one machine needs none, and a process that was given its credentials needs none.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -21,6 +24,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +101,12 @@ class Identity:
         name: the name in the certificates of all processes of the cluster, such as "3f…c1.fastrt".
     """
 
-    def __init__(self, secret: bytes, authority: EllipticCurvePrivateKey, fingerprint: str) -> None:
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        self.name = f"{fingerprint[:16]}.fastrt"
+    def __init__(self, secret: bytes, name: str, authority_pem: bytes, key_pem: bytes, certificate_pem: bytes) -> None:
+        self.name = name
         self._secret = secret
-        self._authority = authority
-        self._authority_pem = _pem(self._sign(self.name, authority, _FROM, _UNTIL, is_authority=True))
-        key = ec.generate_private_key(ec.SECP256R1())
-        self._key_pem = _key_pem(key)
-        self._certificate_pem = _pem(self._sign(self.name, key, _FROM, _UNTIL))
+        self._authority_pem = authority_pem
+        self._key_pem = key_pem
+        self._certificate_pem = certificate_pem
 
     @classmethod
     def from_token(cls, token: str) -> Identity:
@@ -126,13 +126,46 @@ class Identity:
                 "fastrt1-<32 of 0-9a-f>-<64 of 0-9a-f>. Copy the whole token, or its file, from the head's machine"
             )
         secret = bytes.fromhex(match[2])
-        authority = _authority(secret)
-        fingerprint = _fingerprint(authority)
+        fingerprint = _fingerprint(_authority(secret))
         if fingerprint != match[1]:
             raise ConfigError(
                 "this token is damaged: its hash is not that of its secret. Copy it again from the head's machine"
             )
-        return cls(secret, authority, fingerprint)
+        return cls._issued(secret, fingerprint)
+
+    @classmethod
+    def _issued(cls, secret: bytes, fingerprint: str) -> Identity:
+        """Make the authority's certificate, and a new key and certificate that it signs."""
+        identity = cls(secret, f"{fingerprint[:16]}.fastrt", b"", b"", b"")
+        identity._authority_pem = _pem(
+            identity._sign(identity.name, identity._authority, _FROM, _UNTIL, is_authority=True)
+        )
+        identity._renew()
+        return identity
+
+    def _renew(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        self._key_pem = _key_pem(key)
+        self._certificate_pem = _pem(self._sign(self.name, key, _FROM, _UNTIL))
+
+    def for_child(self) -> dict[str, str]:
+        """Issue a key and a certificate for a process that this one starts, which then need not import `cryptography`.
+
+        Returns:
+            The child's identity, for `from_parent`; it holds the secret, and goes through a pipe only.
+        """
+        child = Identity(self._secret, self.name, self._authority_pem, b"", b"")
+        child._renew()
+        pems = {"authority": child._authority_pem, "key": child._key_pem, "certificate": child._certificate_pem}
+        return {"secret": self._secret.hex(), "name": self.name} | {name: pem.decode() for name, pem in pems.items()}
+
+    @classmethod
+    def from_parent(cls, given: Mapping[str, str]) -> Identity:
+        """Take the identity that the parent has issued by `for_child`."""
+        pems = (given[name].encode() for name in ("authority", "key", "certificate"))
+        return cls(bytes.fromhex(given["secret"]), given["name"], *pems)
 
     def __repr__(self) -> str:
         return f"Identity({self.name})"
@@ -153,8 +186,7 @@ class Identity:
         Its authority is another one: a certificate that `write_pem` issues there opens no link between nodes.
         """
         secret = self.key("programs")
-        authority = _authority(secret)
-        return Identity(secret, authority, _fingerprint(authority))
+        return Identity._issued(secret, _fingerprint(_authority(secret)))
 
     def write_pem(self, folder: Path, days: int) -> None:
         """Issue a certificate for a program that cannot derive one, and write the files it needs.
@@ -206,6 +238,10 @@ class Identity:
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         context.num_tickets = 0  # each connection proves the secret again, so there is nothing to resume
         return context
+
+    @functools.cached_property
+    def _authority(self) -> EllipticCurvePrivateKey:
+        return _authority(self._secret)
 
     @functools.cached_property
     def _listening(self) -> ssl.SSLContext:
@@ -349,10 +385,13 @@ def _authority(secret: bytes) -> EllipticCurvePrivateKey:
 
 
 def _derive(secret: bytes, purpose: str, length: int) -> bytes:
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(hashes.SHA256(), length, salt=None, info=purpose.encode()).derive(secret)
+    """HKDF with SHA-256 and no salt (RFC 5869). To import `cryptography` for it would take each process 30 ms."""
+    key = hmac.digest(bytes(32), secret, "sha256")
+    derived = block = b""
+    for number in range(1, 1 + (length + 31) // 32):
+        block = hmac.digest(key, block + purpose.encode() + bytes([number]), "sha256")
+        derived += block
+    return derived[:length]
 
 
 def _fingerprint(authority: EllipticCurvePrivateKey) -> str:

@@ -19,7 +19,7 @@ import grpc.aio
 
 from fastrt.errors import FastrtError
 from fastrt.net.address import with_port
-from fastrt.net.grpc.auth import TlsFiles, read_token
+from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.descriptors import MessageSet
 from fastrt.net.grpc.door import Door, Limits
 from fastrt.net.grpc.forks import use_grpc
@@ -72,14 +72,11 @@ def access_of(settings: Mapping[str, Any]) -> Access:
     """Read the cluster's identity and certificates from the settings that one of its processes was started with.
 
     Args:
-        settings: token_file, tls (certificate, key and client_ca by name, or None), insecure.
-    Raises:
-        TokenFileError: the token's file is missing, empty, or readable by others.
-        ConfigError: it holds no token, or a damaged one.
+        settings: identity (of `Identity.for_child`), tls (certificate, key and client_ca by name, or None), insecure.
     """
     files = settings["tls"]
     tls = None if files is None else TlsFiles(**{name: path and Path(path) for name, path in files.items()})
-    return Access(Identity.from_token(read_token(settings["token_file"])), settings["insecure"], tls)
+    return Access(Identity.from_parent(settings["identity"]), settings["insecure"], tls)
 
 
 async def serve(
