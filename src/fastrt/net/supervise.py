@@ -30,6 +30,7 @@ def spawn(
     stderr: int | None = None,
     env: dict[str, str] | None = None,
     new_session: bool = True,
+    flags: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs a module of this installation of fastrt.
 
@@ -43,6 +44,7 @@ def spawn(
         stdout, stderr: as for `subprocess.Popen`; None: those of this process.
         env: variables; None: those of this process.
         new_session: whether Ctrl-C at the terminal reaches only this process, which then ends its children in order.
+        flags: options of its interpreter.
     """
     import subprocess
 
@@ -52,7 +54,7 @@ def spawn(
         f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, *flags, "-c", code, *arguments],
         pass_fds=pass_fds,
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=stdout,
@@ -60,6 +62,18 @@ def spawn(
         env=env,
         start_new_session=new_session,
     )
+
+
+def interpreter_flags() -> list[str]:
+    """Return the options of this process's interpreter (`-s`, `-S`, `-O`, `-W`, `-X` and so on), for `spawn`."""
+    import subprocess
+
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    known = {flag.partition("=")[0] for flag in flags}
+    for name, value in sys._xoptions.items():  # that function knows the interpreter's own ones only
+        if name not in known:
+            flags += ["-X", name if value is True else f"{name}={value}"]
+    return flags
 
 
 def announce(address: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_object
-from fastrt.net.supervise import reap, spawn
+from fastrt.net.supervise import interpreter_flags, reap, spawn
 
 if TYPE_CHECKING:  # imported where it is used: the processes started here import this module, but start none
     import subprocess
@@ -59,7 +59,8 @@ class Processes:
     def _start_zygote(self) -> None:
         self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = zygote_end.fileno()
-        self.zygote = spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(fd), name="zygote", pass_fds=[fd])
+        call, flags = "main(int(sys.argv[1]))", interpreter_flags()
+        self.zygote = spawn("fastrt.worker.zygote", call, str(fd), name="zygote", pass_fds=[fd], flags=flags)
         self._zygote_is_new = True  # until a daemon has sent it `Configure`
         zygote_end.close()
 

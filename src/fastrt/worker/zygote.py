@@ -86,7 +86,7 @@ def main(control_fd: int) -> None:
     for name in session["preload"]:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except Exception:  # an ImportError, or a warning that the program's `-W error` makes an error
             continue  # the worker that needs it raises the error
     import hashlib  # noqa: F401  (imported here so that every worker has it)
 
