@@ -35,6 +35,13 @@ class ConfigError(FastrtError, ValueError):
     """A setting is malformed or out of range. The message names the setting, its value and the allowed values."""
 
 
+class RuntimeEnvError(ConfigError):
+    """A node cannot make the `runtime_env` of a task: a path is missing, a package cannot be installed, a hook fails.
+
+    The message says what failed, and on which node. The next task with the environment tries again.
+    """
+
+
 class ArgumentError(TypeError, ValueError):
     """An option is unknown, or an argument is of another kind. Ray raises a ValueError where Python has a TypeError."""
 

@@ -19,6 +19,7 @@ from fastrt.errors import (
     ObjectStoreFullError,
     OutOfMemoryError,
     PendingCallsError,
+    RuntimeEnvError,
     SerializationError,
     TaskCancelledError,
     TaskError,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         RaySystemError,
         ReferenceCountingAssertionError,
         RpcError,
-        RuntimeEnvSetupError,
         StreamingGeneratorReplayInconsistentError,
         UnserializableException,
         UserCodeException,
@@ -61,6 +61,7 @@ ActorUnschedulableError = TaskUnschedulableError = TaskPlacementGroupRemoved = I
 ActorPlacementGroupRemoved = ActorDiedError
 OutOfDiskError = ObjectStoreFullError
 PendingCallsLimitExceeded = PendingCallsError
+RuntimeEnvSetupError = RuntimeEnvError
 OufOfBandObjectRefSerializationException = SerializationError
 
 __all__ = [

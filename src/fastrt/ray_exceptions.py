@@ -78,10 +78,6 @@ class RpcError(FastrtError):
     """A call between processes of a cluster failed."""
 
 
-class RuntimeEnvSetupError(FastrtError):
-    """The environment of a task or an actor cannot be made."""
-
-
 class StreamingGeneratorReplayInconsistentError(RaySystemError):
     """A generator that ran again has yielded another number of items."""
 

@@ -153,6 +153,16 @@ def test_job_has_a_default_that_nothing_in_this_process_notices(whole, tmp_path)
     assert not fastrt.is_initialized()
 
 
+def test_job_has_a_setup_hook_for_all_its_workers():
+    def prepare():
+        os.environ[NAME] = "prepared"
+
+    with fastrt.init(1, "64MiB", runtime_env={"worker_process_setup_hook": prepare}):
+        assert get(look.remote())[0] == get(Plain.remote().look.remote())[0] == "prepared"
+        assert get(look.options(runtime_env={"env_vars": {"OTHER": "b"}}).remote())[0] == "prepared"
+        assert os.environ.get(NAME) is None
+
+
 def test_local_mode_refuses_and_ray_is_given_what_it_has(whole, tmp_path):
     with pytest.raises(UnsupportedError, match="local mode"):
         fastrt.init(local_mode=True, runtime_env={"env_vars": {"A": "1"}})
@@ -161,5 +171,7 @@ def test_local_mode_refuses_and_ray_is_given_what_it_has(whole, tmp_path):
             with pytest.raises(UnsupportedError, match="local mode"):
                 call.remote()
     assert environment_of(whole).for_ray() == whole
+    with pytest.raises(UnsupportedError, match=r"give it to init\(runtime_env="):
+        environment_of({"worker_process_setup_hook": "a.b"}).for_ray()
     with pytest.raises(UnsupportedError, match="import_paths"):
         environment_of({"import_paths": [tmp_path]}).for_ray()

@@ -68,7 +68,8 @@ def interpreter_flags() -> list[str]:
     """Return the options of this process's interpreter (`-s`, `-S`, `-O`, `-W`, `-X` and so on), for `spawn`."""
     import subprocess
 
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    # multiprocessing starts its children with these, too.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     known = {flag.partition("=")[0] for flag in flags}
     for name, value in sys._xoptions.items():  # that function knows the interpreter's own ones only
         if name not in known:

@@ -27,7 +27,8 @@ class RuntimeEnv(dict[str, Any]):
     """A `runtime_env`: a dict of the fields that were given.
 
     Args:
-        env_vars, working_dir, py_modules, excludes, pip, uv: as for the dict; see `docs/environments.md`.
+        env_vars, working_dir, py_modules, excludes, pip, uv, worker_process_setup_hook: as for the dict; see
+            `docs/environments.md`.
         config: a `RuntimeEnvConfig`.
         **more: further fields are refused.
     Raises:
@@ -44,6 +45,7 @@ class RuntimeEnv(dict[str, Any]):
         excludes: list[str] | None = None,
         pip: Any = None,
         uv: Any = None,
+        worker_process_setup_hook: Any = None,
         config: Any = None,
         _validate: bool = True,
         **more: Any,
@@ -55,6 +57,7 @@ class RuntimeEnv(dict[str, Any]):
             "excludes": excludes,
             "pip": pip,
             "uv": uv,
+            "worker_process_setup_hook": worker_process_setup_hook,
         }
         found = {name: value for name, value in given.items() if value is not None}
         for name, value in more.items():

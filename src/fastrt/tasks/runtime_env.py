@@ -14,8 +14,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from fastrt.errors import ConfigError, UnsupportedError
+from fastrt.tasks.setup_hook import SetupHook, hook_of
 
 OPTION = "runtime_env"
+_HOOK = "worker_process_setup_hook"
 _REQUIREMENTS_MAX = 1 << 16  # characters of a list of packages
 _INSTALLERS = ("conda", "container", "image_uri")
 
@@ -45,6 +47,7 @@ class Environment:
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
         pip, uv: packages that are installed for it, as lines of a requirements file.
+        worker_process_setup_hook: a function that a worker, or an actor's process, calls before its first task there.
         excludes: patterns of files that other nodes do not need.
         packages: archives of the working folder and of the modules, for other nodes; not part of a `runtime_env`.
         namespace: of names of actors; not part of a `runtime_env`, but inherited with it.
@@ -57,6 +60,7 @@ class Environment:
     import_paths: tuple[str, ...] | None = None
     pip: tuple[str, ...] | None = None
     uv: tuple[str, ...] | None = None
+    worker_process_setup_hook: SetupHook | None = None
     excludes: tuple[str, ...] = ()
     packages: tuple[Package, ...] = ()
     namespace: str | None = None
@@ -101,6 +105,8 @@ class Environment:
         """
         if self.import_paths is not None:
             raise UnsupportedError("runtime_env's import_paths has no counterpart in Ray; name packages in py_modules")
+        if self.worker_process_setup_hook is not None:
+            raise UnsupportedError(f"Ray takes {_HOOK} for a whole program only: give it to init(runtime_env=...)")
         given = {
             "env_vars": None if self.env_vars is None else dict(self.env_vars),
             "working_dir": self.working_dir,
@@ -173,6 +179,7 @@ def environment_of(given: Any) -> Environment | None:
     Raises:
         TypeError: it, or a value of it, has the wrong type.
         ConfigError: an unknown key, a variable that cannot be set, or a path that does not exist.
+        SerializationError: the setup hook cannot be pickled.
     """
     if given is None or isinstance(given, Environment):
         return given
@@ -189,6 +196,7 @@ def environment_of(given: Any) -> Environment | None:
         _folders(about["import_paths"]) if "import_paths" in about else None,
         _requirements("pip", about["pip"]) if "pip" in about else None,
         _requirements("uv", about["uv"]) if "uv" in about else None,
+        hook_of(about[_HOOK]) if _HOOK in about else None,
         _patterns(about.get("excludes", ())),
     )
     if found.pip is not None and found.uv is not None:

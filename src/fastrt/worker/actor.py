@@ -157,6 +157,8 @@ class ActorWorker(Worker):
             self.native_threads.for_actor(self.plan.demand, self.plan.environment)
             if self.plan.environment is not None:
                 environments.apply(self._store, self.plan.environment)
+                if self.plan.environment.worker_process_setup_hook is not None:
+                    self.plan.environment.worker_process_setup_hook.run()
         except Exception as exc:
             return f"its process could not be prepared: {exc}"
         try:

@@ -17,12 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from fastrt._core.tasks import tasks as core
-from fastrt.errors import ConfigError
+from fastrt.errors import RuntimeEnvError
 from fastrt.store import namespaces
 from fastrt.store.client import Store
 from fastrt.tasks import runtime_env as environments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.runtime_env import Environment
+from fastrt.tasks.setup_hook import SetupHook
 
 _SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
 
@@ -31,7 +32,7 @@ def localized(store: Store, environment: Environment) -> Environment:
     """Return an environment with the paths that its files have on this node.
 
     Raises:
-        ConfigError: files of another node cannot be got, or packages cannot be installed.
+        RuntimeEnvError: files of another node cannot be got, or packages cannot be installed.
     """
     if environment.packages:
         from fastrt.worker import packages  # here: few tasks have files
@@ -52,13 +53,13 @@ def apply(store: Store, environment: Environment, here: Environment | None = Non
         environment: as it came with the task or actor: those that are submitted from inside inherit it.
         here: with the paths that its files have on this node, if they are known.
     Raises:
-        ConfigError: a path in it does not exist on this machine.
+        RuntimeEnvError: a path in it does not exist on this machine.
     """
     here = here or localized(store, environment)
     folders = here.folders()
     for path in [*folders, *(here.py_modules or ())]:
         if not os.path.exists(path):
-            raise ConfigError(
+            raise RuntimeEnvError(
                 f"the runtime_env names {path}, which is not on this node ({socket.gethostname()}); put it there, or "
                 "keep its tasks where it is by scheduling="
             )
@@ -71,33 +72,69 @@ def apply(store: Store, environment: Environment, here: Environment | None = Non
         try:
             os.chdir(here.working_dir)
         except OSError as exc:
-            raise ConfigError(f"the runtime_env's working_dir cannot be entered: {exc}") from exc
+            raise RuntimeEnvError(f"the runtime_env's working_dir cannot be entered: {exc}") from exc
     sys.path[:0] = folders
     environments.set_current(environment)
 
 
+class Prepared:
+    """The changes that an environment's hook has made to this process: variables, module path, current folder.
+
+    A worker leaves the environment after each task. The hook runs once, and its changes are made again for each
+    further task.
+
+    Args:
+        hook: called now.
+    Raises:
+        RuntimeEnvError: it failed.
+    """
+
+    def __init__(self, hook: SetupHook) -> None:
+        before = ProcessState()
+        hook.run()
+        after = ProcessState()
+        self._set = {name: v for name, v in after.variables.items() if before.variables.get(name) != v}
+        self._removed = before.variables.keys() - after.variables.keys()
+        self._path = [path for path in after.path if path not in before.path]
+        self._folder = None if after.folder == before.folder else after.folder
+
+    def again(self) -> None:
+        """Make the same changes once more."""
+        os.environ.update(self._set)
+        for name in self._removed:
+            os.environ.pop(name, None)
+        sys.path[:0] = self._path
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self._folder)
+
+
 class ProcessState:
-    """A snapshot of the state that an environment changes, except for modules."""
+    """A snapshot of the state that an environment changes, except for modules.
+
+    Attributes:
+        variables, path, folder: of this process.
+    """
 
     def __init__(self) -> None:
-        self._variables = dict(os.environ)
-        self._path = list(sys.path)
+        self.variables = dict(os.environ)
+        self.path = list(sys.path)
         self._current = environments.current()
         try:
-            self._folder = os.getcwd()
+            self.folder = os.getcwd()
         except FileNotFoundError:  # the folder was removed
-            self._folder = "/"
+            self.folder = "/"
 
     def restore(self) -> None:
         """Restore the state of the snapshot."""
-        for name in os.environ.keys() - self._variables.keys():
+        for name in os.environ.keys() - self.variables.keys():
             del os.environ[name]
-        for name, value in self._variables.items():
+        for name, value in self.variables.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-        sys.path[:] = self._path
+        sys.path[:] = self.path
         try:
-            os.chdir(self._folder)
+            os.chdir(self.folder)
         except OSError:
             os.chdir("/")
         environments.set_current(self._current)
@@ -129,13 +166,14 @@ class Scope:
         self._before: Environment | None = None  # of an environment that changes nothing
         self._outer_paths: list[str] = []  # sys.path outside
         self._globals_outside: object = None
+        self._prepared: Prepared | None = None
         self.functions = FunctionCache(store)
 
     def enter(self) -> None:
         """Make this environment that of the process.
 
         Raises:
-            ConfigError: that is not possible.
+            RuntimeEnvError: that is not possible.
         """
         if self._environment.changes_nothing:
             self._before = environments.current()
@@ -151,9 +189,17 @@ class Scope:
         self._globals_outside = namespaces.enter(self._environment)  # the names there can be modules of its folders
         try:
             apply(self._store, self._environment, self.here)
+            self._set_up()
         except BaseException:
             self.leave()
             raise
+
+    def _set_up(self) -> None:
+        hook = self._environment.worker_process_setup_hook
+        if self._prepared is not None:
+            self._prepared.again()
+        elif hook is not None:
+            self._prepared = Prepared(hook)
 
     def leave(self) -> None:
         """Restore the previous environment of the process."""
@@ -222,7 +268,7 @@ class Environments:
         Returns:
             The functions that have been loaded in it.
         Raises:
-            ConfigError: it cannot be entered.
+            RuntimeEnvError: it cannot be entered.
         """
         key = core.info(self._store.client, task)["job"], environment
         here = localized(self._store, environment)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from fastrt.errors import ConfigError
+from fastrt.errors import RuntimeEnvError
 from fastrt.folders import open_private
 from fastrt.store.client import Store
 from fastrt.tasks.packages import folder_of
@@ -42,7 +42,7 @@ def with_installed(store: Store, environment: Environment) -> Environment:
         store: this process's attachment.
         environment: with a list of packages.
     Raises:
-        ConfigError: they cannot be installed.
+        RuntimeEnvError: they cannot be installed.
     """
     for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)):
         if wanted:
@@ -57,13 +57,13 @@ def check_loaded(environment: Environment) -> None:
     Args:
         environment: as `with_installed` returned it, when other modules of its names have been removed.
     Raises:
-        ConfigError: there is such a package.
+        RuntimeEnvError: there is such a package.
     """
     folder = (environment.import_paths or ("",))[0]
     for name in _modules_in(folder):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None and not Path(file).is_relative_to(folder):
-            raise ConfigError(
+            raise RuntimeEnvError(
                 f"the runtime_env installs {name}, and this worker began with another one, {file}: import it in "
                 "the program after init, or leave it out of the list"
             )
@@ -87,7 +87,7 @@ def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Path:
         tool: pip or uv.
         wanted: the list.
     Raises:
-        ConfigError: they cannot be installed.
+        RuntimeEnvError: they cannot be installed.
     """
     text = json.dumps([tool, wanted, sys.version, sys.prefix])
     name = f"{tool}-{hashlib.sha256(text.encode()).hexdigest()}"
@@ -101,7 +101,7 @@ def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Path:
                 try:
                     _install(tool, wanted, made, site)
                 except (OSError, subprocess.SubprocessError) as exc:
-                    raise ConfigError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
+                    raise RuntimeEnvError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
     return site
 
 

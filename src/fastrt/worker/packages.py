@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from fastrt.errors import AttachError, ConfigError
+from fastrt.errors import AttachError, RuntimeEnvError
 from fastrt.folders import open_private, private_folder
 from fastrt.foreign_text import read_json
 from fastrt.store import join
@@ -45,7 +45,7 @@ def localized(store: Store, environment: Environment) -> Environment:
         store: this process's attachment.
         environment: as it came with a task or an actor.
     Raises:
-        ConfigError: a package cannot be got.
+        RuntimeEnvError: a package cannot be got.
     """
     here = store.client.segment.session
     moved: dict[str, str] = {}
@@ -66,7 +66,7 @@ def localized(store: Store, environment: Environment) -> Environment:
 def _unpacked(store: Store, package: Package) -> Path:
     """Return the folder of an unpacked package; get and unpack it if no process of this node has."""
     if not package.digest:
-        raise ConfigError(
+        raise RuntimeEnvError(
             f"the runtime_env names {package.path} of node {package.node}, which is not on this node "
             f"({socket.gethostname()}), and has more than {BYTES_MAX >> 20} MiB or {FILES_MAX:,} files: exclude what "
             "tasks do not need by excludes=, or put it on each node"
@@ -82,7 +82,7 @@ def _unpacked(store: Store, package: Package) -> Path:
                     _fetch(store, package, folder)
                 _unpack(folder, package.digest)
     except (OSError, ValueError, AttachError, zipfile.BadZipFile) as exc:
-        raise ConfigError(
+        raise RuntimeEnvError(
             f"the files of the runtime_env at {package.path} of node {package.node} could not be got here: {exc}"
         ) from exc
     return found
