@@ -53,7 +53,7 @@ def test_group_whose_ring_is_not_closed_leaves_no_thread_and_no_socket(coordinat
     with ThreadPoolExecutor(1) as pool:
         meeting = pool.submit(meet)
         with pytest.raises(CollectiveTimeout, match="rank 1 did not connect in time") as late:
-            init_group(name=name, rank=0, world_size=2, address=coordinator, timeout=1.0, node="a", token=TOKEN)
+            init_group(name=name, rank=0, world_size=2, address=coordinator, timeout=3.0, node="a", token=TOKEN)
         other = meeting.result()
     try:
         (mine,) = [one.frame.f_locals["behind"] for one in late.traceback if one.name == "_make_ring"]

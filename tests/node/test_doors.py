@@ -97,7 +97,7 @@ def spoken(door, identity):
         return method_of(door, identity=proved)
     for one in identities(identity):
         with contextlib.suppress(OSError, EOFError, wire.WireError):
-            link.dial(door.address, one, False, 1.0).close()
+            link.dial(door.address, one, False, 4.0).close()
             return "native"
     return method_of(door)
 
@@ -110,7 +110,7 @@ def identities(identity):
 def method_of(door, **shown):
     """The method that shows which gRPC service is at a door."""
     for method in [name for names in DOORS.values() for name in names if name.startswith("/")]:
-        if knock(door.address, method, timeout_s=1.0, **shown)[0] is not grpc.StatusCode.UNIMPLEMENTED:
+        if knock(door.address, method, timeout_s=4.0, **shown)[0] is not grpc.StatusCode.UNIMPLEMENTED:
             return method
     return "coordinator"
 
