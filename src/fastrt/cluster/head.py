@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -45,7 +45,7 @@ class Membership:
         self._own_stream = 0
         self._has_warned = False
         self._serving: dict[int, asyncio.Task[Any] | None] = {}
-        self._views = Views(uuid.uuid4().hex)
+        self._views = Views(os.urandom(16).hex())
         self._streams = 0
         self._contexts: dict[int, Any] = {}
         self._writing: dict[int, asyncio.Task[None]] = {}
