@@ -5,7 +5,10 @@ from libc.stdint cimport int64_t
 from fastrt.scheduler.policy cimport Node, Placement
 
 
-@cython.locals(cpus=int64_t, use=int64_t, room=int64_t)
+cdef int64_t _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT, _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _A_CPU
+
+
+@cython.locals(cpus=int64_t, use=int64_t, room=int64_t, whole=int64_t)
 cpdef int64_t load_of(dict total, int64_t free, int64_t spread, int64_t order) except -1
 
 
@@ -18,6 +21,9 @@ cdef class _OtherNode:
     cdef public dict others
     cdef public object ended
     cdef public object reported
+
+    @cython.locals(name=str, total=int64_t, free=dict)
+    cpdef see(self, object view)
 
     cpdef int64_t free(self, dict total, str name) except? -1
     cpdef int64_t ahead(self, double now) except -1
@@ -36,6 +42,12 @@ cdef class OtherNodes:
     cdef public dict _quick
     cdef public dict _searches
     cdef public dict _is_able
+
+    @cython.locals(there=_OtherNode, node=str, name=str, load=int64_t, totals=dict, free=dict)
+    cpdef see(self, object views, object left)
+
+    @cython.locals(there=_OtherNode)
+    cpdef ended(self, str node, double now)
 
     @cython.locals(there=_OtherNode, name=str, load=int64_t)
     cpdef charge(self, str node, tuple amounts, int sign, bint spread)

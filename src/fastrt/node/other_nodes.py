@@ -29,6 +29,7 @@ _AHEAD = 25  # and it gets one task beyond its room for each 25 of them, to run 
 _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT = 14, 7, 3
 _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _ORDERS = 1 << 16, 127, 15, 7
 _ABLE_MOST = 1000
+_A_CPU = RESOURCE_PARTS
 _NEAR_TRIED = 4  # nodes with bytes of the arguments that are compared with the least used one
 
 
@@ -42,10 +43,14 @@ def load_of(total: Mapping[str, int], free: int, spread: int, order: int) -> int
         order: among equally loaded nodes.
     """
     cpus = total.get(CPU, 0) or 1
-    free = max(0, min(free, cpus))
+    free = cpus if free > cpus else max(free, 0)
     use = _ALL_IN_USE - free * _ALL_IN_USE // cpus
-    room = max(0, _ROOM_MAX - (free // RESOURCE_PARTS).bit_length())
-    return use << _USE_SHIFT | min(_SPREAD_MAX, spread) << _SPREAD_SHIFT | room << _ROOM_SHIFT | order
+    room, whole = _ROOM_MAX, free // _A_CPU
+    while whole and room:
+        whole >>= 1
+        room -= 1
+    spread = _SPREAD_MAX if spread > _SPREAD_MAX else spread
+    return use << _USE_SHIFT | spread << _SPREAD_SHIFT | room << _ROOM_SHIFT | order
 
 
 class _OtherNode:
@@ -65,9 +70,9 @@ class _OtherNode:
         self.view = view
         if view.free == self.reported:
             return  # the report of another node has changed
-        self.reported = view.free
+        free = self.reported = view.free
         for name, total in view.total.items():
-            self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
+            self.others[name] = max(0, total - free.get(name, 0) - self.mine.get(name, 0))
 
     def free(self, total: Mapping[str, int], name: str) -> int:
         """Free parts of a resource of which it has these totals."""
@@ -138,10 +143,11 @@ class OtherNodes:
                 order = zlib.crc32(f"{self.node} {node}".encode()) & _ORDERS
                 there = self._known[node] = _OtherNode(order)
             there.see(view)
-            if view.total:
-                free = {name: there.free(view.total, name) for name in view.total}
-                load = load_of(view.total, free.get(CPU, 0), there.spread, there.order)
-                self._policy.report(node, view.total, free, load)
+            totals = view.total
+            if totals:
+                free = {name: there.free(totals, name) for name in totals}
+                load = load_of(totals, free.get(CPU, 0), there.spread, there.order)
+                self._policy.report(node, totals, free, load)
                 self._look_again(node, there)
             elif node in self._policy:
                 self._policy.remove(node)
@@ -166,7 +172,8 @@ class OtherNodes:
 
     def ended(self, node: str, now: float) -> None:
         """A task of this node has ended there."""
-        self._known[node].ended.append(now)
+        there = self._known[node]
+        there.ended.append(now)
         self._quick[node] = None
 
     def free(self, node: str, name: str) -> int:
@@ -194,7 +201,8 @@ class OtherNodes:
 
     def choose(self, demand: Demand, near: Mapping[str, int]) -> str | None:
         """The node with room that a task should go to; `near` are the bytes of its arguments by node."""
-        best = self._policy.choose(demand.amounts, tuple(near.items()), PACK if demand.strategy == PACK else "", None)
+        places = tuple(near.items()) if near else ()
+        best = self._policy.choose(demand.amounts, places, PACK if demand.strategy == PACK else "", None)
         return None if best is None else str(best.id)
 
     def least_used(self, amounts: Amounts, near: Mapping[str, int], here: int | None) -> str | None:

@@ -34,6 +34,7 @@ cdef class Placing:
     cdef public dict used
     cdef public int64_t relief
     cdef public object devices
+    cdef public bint _has_devices
     cdef public bint can_grow
     cdef public bint has_uplink
     cdef public OtherNodes _others
@@ -59,6 +60,13 @@ cdef class Placing:
 
     @cython.locals(entry=_Entry)
     cpdef moved(self, object key, int place, double now)
+
+    cpdef see(self, object views, object left=*)
+
+    @cython.locals(
+        demand=object, priority=int64_t, line=_Line, entry=_Entry, count=Py_ssize_t, orders=list, short=set, node=str
+    )
+    cpdef list decide(self, double now)
 
     cdef int64_t _free(self, str name) except? -1
     cdef dict _near(self, _Entry entry)

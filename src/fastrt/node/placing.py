@@ -43,6 +43,7 @@ _PATIENCE = 256
 _SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
 _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
 _GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
+_order = tuple.__new__  # makes an Order in a seventh of the instructions of its own constructor
 _CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
 # Where a task is, for `moved`.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
@@ -98,6 +99,7 @@ class Placing:
         self.labels = dict(labels or {})
         self.used, self.relief = dict.fromkeys(total, 0), 0
         self.devices = Devices(total)
+        self._has_devices = self.devices.count > 0
         self.can_grow, self.has_uplink = can_grow, False
         self._others = OtherNodes(node)
         self._bundles: dict[Key, _Entry] = {}  # the bundles among `_placed`
@@ -224,7 +226,7 @@ class Placing:
             left: nodes that have left; the others are as before. None: there are only those in `views`.
         """
         views = list(views)
-        for view in views:
+        for view in views if self._selectors else ():
             mark(view.total, view.labels, self._selectors)
             mark(view.free, view.labels, self._selectors)
         self._others.see(views, left)
@@ -233,7 +235,7 @@ class Placing:
         for entry in self._bundles.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
-        if left == [] and all(view.total for view in views):
+        if left == [] and not [view for view in views if not view.total]:
             return
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views or not self.views[entry.node].total:  # it has left, or is about to
@@ -364,7 +366,7 @@ class Placing:
                     if self.devices.choose(demand) is None:  # enough is free, but no device is
                         short |= {name for name, _ in device_amounts(demand.amounts)}
         for line, count in passed:
-            line.passed += sum(order.what == "admit" for order in orders[count:])
+            line.passed += len([order for order in orders[count:] if order.what == "admit"])
         return orders
 
     def shortage(self, demand: Demand) -> str:
@@ -409,7 +411,7 @@ class Placing:
         fits = bool(self.total)  # else this node runs nothing
         for name, parts in demand.amounts if fits else ():
             fits = fits and self._free(name) >= parts and name not in short
-        fits = fits and self.devices.choose(demand) is not None
+        fits = fits and (not self._has_devices or self.devices.choose(demand) is not None)
         if demand.node:
             node = self._named(demand.node)
             if node == self.node and self._could(self.total, demand):
@@ -505,14 +507,14 @@ class Placing:
         if node == self.node:
             devices = self.devices.choose(entry.demand) or 0
             self._enter(entry, HERE, devices)
-            return Order(entry.key, "admit", entry.demand, devices=devices)
+            return _order(Order, (entry.key, "admit", entry.demand, "", devices))
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._keep(entry)
         self._stop_waiting(entry.key)
         self._stir(entry.demand)
         self._others.charge(node, entry.demand.amounts, 1, entry.demand.strategy == SPREAD)
-        return Order(entry.key, "forward", entry.demand, node)
+        return _order(Order, (entry.key, "forward", entry.demand, node, 0))
 
     def _enter(self, entry: _Entry, place: int, devices: int) -> None:
         self.changes += 1
@@ -539,7 +541,8 @@ class Placing:
             if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
-        self.devices.give(entry.key)
+        if self._has_devices:
+            self.devices.give(entry.key)
         entry.place = place
         self._placed.pop(entry.key, None)
         if entry.demand.bundle:
