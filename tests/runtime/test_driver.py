@@ -330,6 +330,9 @@ def test_processes_are_told_apart_by_their_names(start):
     zygote = psutil.Process(rt._processes.zygote.pid)
     assert zygote.name() == "fastrt-zygote"
     assert {child.name() for child in zygote.children()} == {"fastrt-worker", "fastrt-actor"}
+    titles = {" ".join(child.cmdline()).strip() for child in zygote.children()}
+    assert titles == {"fastrt::worker", "fastrt::Counter"}
+    assert "fastrt.worker.zygote" in " ".join(zygote.cmdline())
 
 
 @pytest.mark.parametrize("order", ["zygote", "zygote daemon", pytest.param("daemon zygote", marks=pytest.mark.long)])

@@ -36,6 +36,7 @@ from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
 from fastrt.worker.main import Worker, end_child
 from fastrt.worker.native_threads import NativeThreads
+from fastrt.worker.title import set_title
 
 _IDLE_S = 1.0
 _SHUTDOWN_METHODS = ("__fastrt_shutdown__", "__ray_shutdown__")  # of a class: called when its actor ends
@@ -181,6 +182,7 @@ class ActorWorker(Worker):
         core.begin_path(self._client, about["object"][0])  # path of the tasks that it submits outside of calls
         self.plan = self._store.load(ref)
         self._name = self.plan.name
+        set_title(f"fastrt::{self._name}")
         self._actor_name = namespaces.split(about["name"])[1] or str(self.actor)
 
     def _build(self) -> None:

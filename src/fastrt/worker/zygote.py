@@ -45,6 +45,7 @@ from fastrt.store.messages import (
     write_message,
 )
 from fastrt.tasks.marks import Source, mark
+from fastrt.worker.title import set_title
 
 if TYPE_CHECKING:
     from fastrt.worker.main import Worker
@@ -249,10 +250,11 @@ def _become_independent(title: str, descriptors: int) -> None:
     """Undo settings in the child that only the zygote needs.
 
     Args:
-        title: for `ps` and `top`.
+        title: the short name for `ps` and `top`, "fastrt-worker"; the command line is like it: "fastrt::worker".
         descriptors: the soft limit that the session's workers have.
     """
     introduce(title)
+    set_title(title.replace("-", "::"))
     os.setpgid(0, 0)  # so that the daemon can end the worker together with the processes that its tasks have started
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != descriptors:
