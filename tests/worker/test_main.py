@@ -244,7 +244,7 @@ def test_crash_is_retried_then_named_with_signal_and_attempts(rt, tmp_path, die,
         die()
 
     for retries in (0, 2):
-        with pytest.raises(WorkerCrashedError, match=f"'crashing'.* {retries + 1} attempts.*process .*{how}"):
+        with pytest.raises(WorkerCrashedError, match=f"'crashing'.* after attempt {retries + 1}:.*process .*{how}"):
             call(fastrt.remote(max_retries=retries, name="crashing")(crash))
     assert (tmp_path / "attempts").read_text() == "x" * 4
     assert call(run, len, [1]) == 1
