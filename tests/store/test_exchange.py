@@ -7,12 +7,14 @@ small.
 
 import array
 import mmap
+import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import fastrt
+from fastrt._core.objects import arrow
 from fastrt.errors import SerializationError
 from fastrt.store.serialize import serialize
 
@@ -286,6 +288,27 @@ def test_slice_of_arrow_data_stores_only_itself():
         assert fastrt.get(fastrt.put(part)).equals(part)
 
 
+def test_arrow_table_keeps_its_schema_its_chunks_and_its_own_types(segment):
+    pa = pytest.importorskip("pyarrow")
+    form = pa.schema([pa.field("n", pa.int64(), nullable=False, metadata={"unit": "m"}), pa.field("d", pa.string())],
+                     metadata={"made": "here"})  # fmt: skip
+    table = pa.table([pa.array([1, 2]), pa.array(["a", None])], schema=form)
+    got = fastrt.get(fastrt.put(table))
+    assert got.schema.equals(form, check_metadata=True)
+    assert got.equals(table)
+    ragged = pa.table({"a": pa.chunked_array([[1, 2], [3]]), "b": pa.chunked_array([[1], [2, 3]])})
+    got = fastrt.get(fastrt.put(ragged))
+    assert [got[name].num_chunks for name in "ab"] == [2, 2]
+    assert got.equals(ragged)
+    for empty in (pa.table({}), table.slice(0, 0), form.empty_table()):
+        assert fastrt.get(fastrt.put(empty)).equals(empty)
+    pairs = pa.array([[1, 2]] * SIZE, pa.list_(pa.int8(), 2))
+    own = pa.table({"t": pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int8(), [2]), pairs)})
+    got = fastrt.get(fastrt.put(own))
+    assert got.schema == own.schema
+    assert got.equals(own)
+
+
 def test_arrow_buffer_and_tensor_share_the_store(segment):
     pa = pytest.importorskip("pyarrow")
     first, second = put_twice_read(pa.py_buffer(GRID))
@@ -375,20 +398,24 @@ def test_columns_of_pandas_are_private_and_those_of_arrow_views(segment):
 
 
 def polars_places(frame):
-    import polars as pl
+    """The addresses of all large buffers of a frame."""
+    parts = [memoryview(part) for part in arrow.take(frame)[1]]
+    return [where(part) for part in parts if part.nbytes >= 100_000]  # bits move when they are cut
 
-    return arrow_places(frame.to_arrow(compat_level=pl.CompatLevel.newest()), 100_000)  # bits move when they are cut
+
+def polars_frame(pl):
+    return pl.DataFrame({
+        "f": GRID, "n": [None if i % 7 == 0 else i for i in range(SIZE)], "b": GRID > 5,
+        "t": [f"a text that is not short {i % 100}" for i in range(SIZE)],
+        "d": pl.Series(np.arange(SIZE)).cast(pl.Datetime("us", "UTC")), "l": [[i] for i in range(SIZE)],
+        "s": [{"x": i} for i in range(SIZE)], "m": pl.Series(np.arange(SIZE)).cast(pl.Decimal(20, 2)),
+        "a": pl.Series(np.zeros((SIZE, 2), "i2")), "z": pl.Series([b"bytes of binary data"] * SIZE),
+    })  # fmt: skip
 
 
 def test_polars_frames_and_series_are_views(segment):
     pl = pytest.importorskip("polars")
-    pytest.importorskip("pyarrow")
-    frame = pl.DataFrame({
-        "f": GRID, "n": [None if i % 7 == 0 else i for i in range(SIZE)], "b": GRID > 5,
-        "t": [f"a text that is not short {i % 100}" for i in range(SIZE)],
-        "d": pl.Series(np.arange(SIZE)).cast(pl.Datetime("us", "UTC")), "l": [[i] for i in range(SIZE)],
-        "s": [{"x": i} for i in range(SIZE)],
-    })  # fmt: skip
+    frame = polars_frame(pl)
     for value in [frame, frame.slice(5, SIZE - 10), pl.concat([frame, frame], rechunk=False), frame["t"], frame["l"]]:
         first, second = put_twice_read(value)
         assert type(first) is type(value)
@@ -401,18 +428,77 @@ def test_polars_frames_and_series_are_views(segment):
     first[3, "f"] = -1.0
     assert first[3, "f"] == -1
     assert second.equals(frame)
+    assert peak_bytes(lambda: fastrt.put(frame)) < GRID.nbytes / 10
 
 
-def test_polars_types_that_arrow_does_not_keep_come_back_equal():
+def test_polars_types_that_arrow_does_not_have_are_views_too(segment):
     pl = pytest.importorskip("polars")
-    frame = pl.DataFrame({
-        "c": pl.Series(["a", "b"] * 20_000, dtype=pl.Categorical), "e": pl.Series(["x"] * 40_000, dtype=pl.Enum(["x"])),
-        "z": pl.Series([None] * 40_000), "o": pl.Series([1] * 40_000, dtype=pl.Int128),
+    value = pl.Series("o", [1, None] * 40_000, dtype=pl.Int128)
+    first, second = put_twice_read(value.to_frame())
+    assert first.equals(value.to_frame())
+    assert polars_places(first) == polars_places(second)
+    assert {mapping(place) for place in polars_places(first)} == {("r--s", segment)}
+
+
+def test_small_empty_and_cut_polars_frames_come_back_equal():
+    pl = pytest.importorskip("polars")
+    others = pl.DataFrame({
+        "none": [None] * SIZE, "c": pl.Series([f"{i % 9}" for i in range(SIZE)], dtype=pl.Categorical),
+        "e": pl.Series(["b", "a", None] * (SIZE // 3), dtype=pl.Enum(["b", "a"])),
     })  # fmt: skip
-    got = fastrt.get(fastrt.put(frame))
-    assert got.schema == frame.schema
-    assert got.equals(frame)
-    assert fastrt.get(fastrt.put(pl.DataFrame({"a": [1]}))).equals(pl.DataFrame({"a": [1]}))
+    whole = polars_frame(pl).hstack(others)
+    for frame in [whole, whole.head(1), whole.head(0), whole.slice(1003, 50), pl.DataFrame(), pl.DataFrame(height=3),
+                  pl.concat([whole.slice(at, 10) for at in (0, 9, 5005)], rechunk=False),
+                  pl.DataFrame({"x": pl.Series([1], dtype=pl.UInt64), "é": [[[{"a": []}]]]})]:  # fmt: skip
+        got = fastrt.get(fastrt.put({"v": frame}))["v"]
+        assert (got.schema, got.shape) == (frame.schema, frame.shape)
+        assert got.equals(frame)
+        assert serialize(frame).nbytes < 200_000 or frame is whole
+    series = whole["t"].head(3)
+    got = fastrt.get(fastrt.put(series))
+    assert (got.name, got.to_list()) == ("t", series.to_list())
+
+
+def test_polars_needs_no_pyarrow(program):
+    pytest.importorskip("polars")
+    out, _ = program("""
+        import sys
+
+        sys.modules["pyarrow"] = None
+        import fastrt
+        import polars as pl
+
+
+        @fastrt.remote
+        def doubled(frame):
+            return frame * 2
+
+
+        if __name__ == "__main__":
+            with fastrt.init(num_workers=1):
+                frame = pl.DataFrame({"x": range(100_000)})
+                assert fastrt.get(doubled.remote(frame)).equals(frame * 2)
+                print("done")
+    """).finish()
+    assert out == "done\n"
+
+
+def test_polars_frame_keeps_its_memory_until_the_last_part_of_it_is_gone():
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"x": GRID, "y": GRID + 1})
+    ref = fastrt.put(frame)
+    got = fastrt.get(ref)
+    del ref
+    part = got.slice(10, 1000)["y"]
+    del got
+    others = [fastrt.put(np.full(SIZE, -1.0)) for _ in range(3)]  # would be placed in memory that was freed
+    assert part.to_list() == (GRID[10:1010] + 1).tolist()
+    again = fastrt.get(fastrt.put(part.to_frame()))
+    assert again["y"].sum() == part.sum()
+    thread = threading.Thread(target=lambda frames: frames.clear(), args=([part.to_frame(), again],))
+    thread.start()
+    thread.join()
+    del part, again, others  # the fixture finds memory that is still held
 
 
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array", "bsr_matrix", "dia_matrix"])

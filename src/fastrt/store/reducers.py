@@ -15,17 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fastrt._core.objects import arrow
 from fastrt.store.arrays import OUT_OF_BAND_MIN, reduce_array
 
 Reduced = tuple[Any, ...] | None
-# From this size on, a Polars frame goes as Arrow data. A smaller one takes less time in the form of its own pickle.
-_FRAME_BYTES_MIN = 16 << 10
 # A slice of Arrow data keeps all of the memory that it was cut from. It is copied if it uses less than 1/_SLICE of it.
 _SLICE = 2
-
-# Types of Polars that Arrow has, too. Of the others some come back as another type.
-_INTEGERS = {f"{sign}{bits}" for sign in ("Int", "UInt") for bits in (8, 16, 32, 64)}
-_ARROW_TYPES = _INTEGERS | {"Float32", "Float64", "Boolean", "String", "Binary", "Date", "Datetime", "Duration", "Time"}
 
 _by_kind: dict[type, Callable[[Any], Reduced]] = {}
 # The packages of the classes below, and of those derived from them in the same package.
@@ -155,6 +150,31 @@ def _reduce_arrow_array(array: Any) -> Reduced:
     return dense.__reduce__()  # type: ignore[no-any-return]
 
 
+def _reduce_arrow_table(table: Any) -> Reduced:
+    """Reduce a table of one chunk; others go array by array, so that each column keeps its chunks."""
+    if any(column.num_chunks != 1 for column in table.columns):
+        return None
+    made = _taken(table)
+    # The class of an extension type comes with PyArrow's own pickle only.
+    return None if made is None or b"ARROW:extension:name" in made[0] else (rebuild_arrow_table, made)
+
+
+def _taken(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]] | None:
+    """Describe Arrow data for `arrow.Stream`; None if they do not go by it."""
+    try:
+        head, parts = arrow.take(value)
+    except (AttributeError, TypeError):  # an older library; another type, or a small slice
+        return None
+    return head, [pickle.PickleBuffer(part) for part in parts]
+
+
+def rebuild_arrow_table(head: bytes, buffers: list[Any]) -> Any:
+    """Make an Arrow table over buffers; the reverse of `_reduce_arrow_table`."""
+    import pyarrow  # present where Arrow data are unpickled
+
+    return pyarrow.table(arrow.Stream(head, buffers))
+
+
 def _reduce_arrow_tensor(tensor: Any) -> Reduced:
     return rebuild_arrow_tensor, (tensor.to_numpy(), tensor.dim_names)
 
@@ -170,14 +190,11 @@ def rebuild_arrow_tensor(array: Any, names: Any) -> Any:
 
 
 def _reduce_frame(frame: Any) -> Reduced:
-    """Reduce a Polars frame to the Arrow table that shares its memory. Its own pickle copies it four times."""
-    polars = sys.modules["polars"]
-    if frame.estimated_size() < _FRAME_BYTES_MIN or not all(_is_arrow(kind, polars) for kind in frame.dtypes):
+    """Reduce a Polars frame to its Arrow data. Its own pickle copies it four times."""
+    if not frame.width or any(_has_objects(kind) for kind in frame.dtypes):
         return None
-    try:
-        return rebuild_frame, (frame.to_arrow(compat_level=polars.CompatLevel.newest()),)
-    except ImportError:  # PyArrow is not installed
-        return None
+    made = _taken(frame)
+    return None if made is None else (rebuild_frame, made)
 
 
 def _reduce_series(series: Any) -> Reduced:
@@ -185,25 +202,26 @@ def _reduce_series(series: Any) -> Reduced:
     return None if made is None else (rebuild_series, made[1])
 
 
-def _is_arrow(kind: Any, polars: Any) -> bool:
-    """Whether a type of Polars comes back from Arrow as the same type."""
+def _has_objects(kind: Any) -> bool:
+    """Whether a type of Polars holds Python objects."""
+    polars = sys.modules["polars"]
     if isinstance(kind, (polars.List, polars.Array)):
-        return _is_arrow(kind.inner, polars)
+        return _has_objects(kind.inner)
     if isinstance(kind, polars.Struct):
-        return all(_is_arrow(field.dtype, polars) for field in kind.fields)
-    return kind.base_type().__name__ in _ARROW_TYPES
+        return any(_has_objects(field.dtype) for field in kind.fields)
+    return kind == polars.Object  # type: ignore[no-any-return]
 
 
-def rebuild_frame(table: Any) -> Any:
-    """Make a Polars frame over an Arrow table; the reverse of `_reduce_frame`."""
+def rebuild_frame(head: bytes, buffers: list[Any]) -> Any:
+    """Make a Polars frame over buffers; the reverse of `_reduce_frame`."""
     import polars
 
-    return polars.from_arrow(table, rechunk=False)
+    return polars.DataFrame(arrow.Stream(head, buffers))
 
 
-def rebuild_series(table: Any) -> Any:
-    """Make a Polars series over an Arrow table of one column; the reverse of `_reduce_series`."""
-    return rebuild_frame(table).to_series()
+def rebuild_series(head: bytes, buffers: list[Any]) -> Any:
+    """Make a Polars series over buffers; the reverse of `_reduce_series`."""
+    return rebuild_frame(head, buffers).to_series()
 
 
 # ---- tensors ----
@@ -261,6 +279,7 @@ _REDUCERS: dict[tuple[str, str], Callable[[Any], Reduced]] = {
     ("numpy", "MaskedArray"): _reduce_masked,
     ("pyarrow", "Buffer"): _reduce_arrow_buffer,
     ("pyarrow", "ResizableBuffer"): _reduce_arrow_buffer,
+    ("pyarrow", "Table"): _reduce_arrow_table,
     ("pyarrow", "Tensor"): _reduce_arrow_tensor,
     ("polars", "DataFrame"): _reduce_frame,
     ("polars", "Series"): _reduce_series,
