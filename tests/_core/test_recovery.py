@@ -248,7 +248,7 @@ def test_death_of_an_uplink_ends_the_tasks_that_came_from_other_nodes(node, clie
     give(worker, f=function)
     mine = submit(client, function, "mine", retries=1)
     code = """
-client.adopt_job(client.job)
+client.adopt_job(client.job | 7 << clients.JOB_BITS)  # the tag of a job of another node
 forwarded = tasks.next_task(client, 5.0, 0.0)
 accepted = [submission.submit(client, submission.TaskOptions(f, 1, 5, hops=1), (k,)) for k in range(3)]
 """

@@ -102,7 +102,61 @@ def test_task_of_another_node_outlives_the_drivers_of_the_node_that_runs_it(prog
     assert said(out.splitlines()) == ["(hold, node=two) holds"]
 
 
+PRINTS = """
+import fastrt, os, threading
+
+@fastrt.remote
+def say(what):
+    print(what)
+
+@fastrt.remote
+def nested():
+    fastrt.get(say.options(scheduling="two").remote("nested"))
+
+@fastrt.remote
+class Built:
+    def __init__(self):
+        print("built")
+        fastrt.get(say.options(scheduling="two").remote("by the constructor"))
+
+    def call(self):
+        print("called")
+
+def until(path):
+    while not os.path.exists(path):
+        threading.Event().wait(0.02)
+
+with fastrt.init(address="auto"):
+    if OTHERS:
+        print("waits", flush=True)
+        until(PATH)
+        fastrt.get(say.options(scheduling="two").remote("mine"))
+        print("got", flush=True)
+    else:
+        fastrt.get([say.options(scheduling="two").remote("direct"), nested.options(scheduling="two").remote()])
+        built = Built.options(scheduling="two").remote()
+        fastrt.get(built.call.remote())
+    until(PATH)
+"""
+
+
+def test_driver_shows_no_output_of_another_drivers_tasks_on_other_nodes(program, nodes, tmp_path):
+    path = tmp_path / "go"
+    text = PRINTS.replace("PATH", repr(str(path)))
+    other = program(text.replace("OTHERS", "True"))
+    other.wait_for_line("waits")
+    driver = program(text.replace("OTHERS", "False"))
+    lines = [driver.wait_for_line("(").rstrip() for _ in range(5)]
+    path.touch()
+    assert said(lines) == [
+        "(Built, node=two) built", "(Built, node=two) called", "(say, node=two) by the constructor",
+        "(say, node=two) direct", "(say, node=two) nested",
+    ]  # fmt: skip
+    driver.finish()
+    out, err = other.finish()
+    assert (said(out.splitlines()), err) == (["(say, node=two) mine"], "")
+
+
 def test_driver_that_switches_output_off_shows_none(program, nodes):
-    # The last test: its lines may come after its end, and a driver of that moment would show them.
     out, err = program(SPEAK.replace("LOGS", "False")).finish()
     assert (out, err) == ("", "")

@@ -70,7 +70,8 @@ class HostedActors:
         try:
             demand = self._exchange.demand(message.demand) if message.demand else None
             session = self._client.segment.session
-            plan = replace(plan, session=session, cls=function, init=init, demand=demand)
+            job = self._exchange.jobs.number(message.job)
+            plan = replace(plan, session=session, job=job, cls=function, init=init, demand=demand)
             ref = self._store.put_serialized(serialize(plan))
             objref = 0 if function is None else function.objref
             actor = actors.create(self._client, ref, objref, "", 0, False, demand, message.bare)
@@ -105,7 +106,8 @@ class HostedActors:
         options = submission.CallOptions(ref, message.method, message.results, retries, flags, policy=policy)
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
         try:
-            made = submission.submit(self._client, options, args, stream)
+            with self._exchange.jobs.of(message.job):
+                made = submission.submit(self._client, options, args, stream)
         except submission.CallOfDead as dead:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))

@@ -63,6 +63,7 @@ class Exchange:
         functions: the functions that the two nodes have sent each other.
         questions: what tools of one node ask the other.
         standing: the tasks that wait in a debugger.
+        jobs: the jobs of other nodes whose tasks run here.
         idle: whether both sides agree to close the stream.
         leaves: whether the peer leaves the cluster, and what the two nodes have said about it.
 
@@ -93,6 +94,7 @@ class Exchange:
         self.references = References(store, self._send_object, _Ref)
         tables = tables or NodeTables(store, waiter)
         self._budget = tables.budget
+        self.jobs = tables.jobs
         self.traffic = ValueTraffic(self, tables)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = self._peer_leaves = False
@@ -144,6 +146,7 @@ class Exchange:
             The number.
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
+        message.job = self.jobs.name(info["job"])
         message.policy = carried(self._store, task, info["job"] if remote is None else 0)
         flow = self.flows.describe(task, message) if info["flags"] & generators.STREAM else None
         message.task = number = self.ledger.forward(task, remote)
@@ -236,7 +239,8 @@ class Exchange:
             hops=min(message.hops, _HOPS_MAX),
         )
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
-        results = submission.submit(self._client, options, args, stream)
+        with self.jobs.of(message.job):
+            results = submission.submit(self._client, options, args, stream)
         self.accept(message, [results] if message.results == 1 else results, stream)
         for ref in refs[: message.dependencies]:
             self.traffic.remote.fetch(ref.objref, is_urgent=False)  # before a worker is free

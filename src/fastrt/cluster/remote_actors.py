@@ -121,7 +121,8 @@ class RemoteActors:
             return
         self._numbers += 1
         bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
-        message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"])
+        job = self._exchange.jobs.name(plan.job)
+        message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"], job=job)
         if plan.init is not None:
             message.init.CopyFrom(self._exchange.references.name(plan.init))
         if not info["max_restarts"]:  # otherwise handles on the peer must find it on any node that runs it next

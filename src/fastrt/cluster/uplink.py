@@ -117,7 +117,7 @@ class Uplink:
         self._claims = Claims(self._client, self._forward_all)
         self._reasons = Reasons(access.identity)
         self._head = HeadLink(settings["head"], access, self._report, self._reasons, self._on_change)
-        self._output = OutputOfTasks(settings["name"], self._peers, self._call_soon, daemon)
+        self._output = OutputOfTasks(settings["name"], self._peers, self._call_soon, daemon, self._tables.jobs)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
             messages.ActorEnded: lambda message: self._news.set(),

@@ -20,6 +20,7 @@ from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.claiming import BYTES_MIN as _SHORT_BYTES_MIN
 from fastrt.cluster.claiming import Claiming
 from fastrt.cluster.inbox import Arrivals, Arriving
+from fastrt.cluster.jobs import Jobs
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.lineage import Lineage, Origin
 from fastrt.cluster.references import PeerError, StandIn, from_source
@@ -58,6 +59,7 @@ class NodeTables:
         kept: the objects that peers may claim on their next streams.
         spreads: which node sends large values to which.
         streams: the streams to other nodes.
+        jobs: the jobs of other nodes whose tasks run here.
 
     Args:
         store: this process's attachment.
@@ -82,6 +84,7 @@ class NodeTables:
         self.kept = Kept()
         self.spreads = Spreads(_send_order)
         self.streams: set[Exchange] = set()
+        self.jobs = Jobs(store.client)
         self.remote.needed = self._needed
         self.kept.find = self._find_kept
 

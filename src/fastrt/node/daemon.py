@@ -266,7 +266,7 @@ class Daemon:
             if row["kind"] == KIND_DAEMON:
                 self._janitor.bury(index, pid, explain(None))
                 continue
-            self._members.take_over(pid, index, row["kind"], row["start_time"], self._pool.zygote_is_new)
+            self._members.take_over(row, self._pool.zygote_is_new)
             if row["blocked"] and not self._pool.zygote_is_new:
                 self._pool.blocked.add(pid)
         self._janitor.wake_all()

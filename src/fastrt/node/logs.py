@@ -284,4 +284,4 @@ class Forwarding:
             self._post(uplink, note(self._meter.note()))
 
     def _post(self, uplink: Link, printed: Printed) -> None:
-        uplink.post(TaskOutput(printed.who, printed.lines, printed.is_error, printed.is_update))
+        uplink.post(TaskOutput(printed.who, printed.source.job, printed.lines, printed.is_error, printed.is_update))

@@ -6,6 +6,7 @@ import os
 import selectors
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from fastrt._core.memory.clients import (
     KIND_ACTOR,
@@ -31,15 +32,21 @@ _RESERVED_SLOTS = {"driver": 2, "tool": 4}  # slots above the limit, so that one
 class Member:
     """A process that has joined: its slot, its pidfd, its connection (None until it connects to a new daemon)."""
 
-    def __init__(self, pid: int, index: int, kind: str, pidfd: int, link: Link | None) -> None:
+    def __init__(self, pid: int, index: int, gen: int, kind: str, pidfd: int, link: Link | None) -> None:
         self.pid = pid
         self.index = index
+        self.gen = gen  # of the slot
         self.kind = kind
         self.pidfd = pidfd
         self.link = link
         self.logs = ""  # which output of workers it reads, see `join.join`
         self.left = False
         self.gone_at = 0.0  # by the clock, once it has ended
+
+    @property
+    def job(self) -> int:
+        """The number of its job if it is a driver."""
+        return self.gen << 16 | (self.index + 1)  # as `Client.job`
 
 
 class Members:
@@ -83,19 +90,20 @@ class Members:
         """Whether a driver uses the session."""
         return any(member.kind == "driver" and not member.left for member in self)
 
-    def take_over(self, pid: int, index: int, number: int, start_time: int, is_orphan: bool) -> None:
+    def take_over(self, row: dict[str, Any], is_orphan: bool) -> None:
         """Watch a process that joined at an earlier daemon.
 
         Args:
-            pid, index, number, start_time: its row in the client table; `number` is its kind.
+            row: of the client table.
             is_orphan: whether its zygote has ended, and a process that it forked with it. The kernel kills that one,
                 but not the processes that its tasks have started.
         """
-        kind = next(name for name, known in _KINDS.items() if known == number)
+        pid, kind = row["pid"], next(name for name, known in _KINDS.items() if known == row["kind"])
         self.had_driver |= kind == "driver"
         if kind in FORKED and is_orphan:
             kill_group(pid)
-        self._watch(Member(pid, index, kind, pidfd_of(pid, start_time), None))
+        pidfd = pidfd_of(pid, row["start_time"])
+        self._watch(Member(pid, row["client"], row["gen"], kind, pidfd, None))
 
     def join(self, link: Link, message: Join) -> bool:
         """Give a process a client slot; False when it is refused."""
@@ -118,7 +126,7 @@ class Members:
             os.close(pidfd)
             link.send(Refused(str(exc)))
             return False
-        member = Member(pid, index, kind, pidfd, link)
+        member = Member(pid, index, gen, kind, pidfd, link)
         self._watch(member)
         self._connect(member, link, message.logs)
         link.send(Joined(self._segment.name, index, gen))
@@ -132,9 +140,9 @@ class Members:
             link.send(Refused(f"process {pid} cannot join again as {message.kind[:40]!r}: it has no slot to return to"))
             return
         member.kind, member.left = message.kind, False
-        gen = readmit(self._segment, member.index, _KINDS[member.kind], message.name)
+        member.gen = readmit(self._segment, member.index, _KINDS[member.kind], message.name)
         self._connect(member, link, message.logs)
-        link.send(Joined(self._segment.name, member.index, gen))
+        link.send(Joined(self._segment.name, member.index, member.gen))
 
     def reconnect(self, link: Link, message: Reconnect) -> None:
         """Take the connection of a process that joined at an earlier daemon."""

@@ -137,12 +137,14 @@ class Output:
             link.post(message)
 
     def on_remote_output(self, link: Link, message: RemoteOutput) -> None:
-        """Print output of other nodes at the drivers; drop and count it while one of them is far behind."""
+        """Print output of other nodes at the driver of its job; drop and count it while a driver is far behind."""
         if self._drivers_lag():
             self._left_out += message.text.count("\n")
         else:
-            for reader in self._readers("all"):
-                reader.post(Log(message.text, message.is_error, message.is_update))
+            log = Log(message.text, message.is_error, message.is_update)
+            for member in self._members:
+                if member.link is not None and member.logs == "all" and message.job in (0, member.job):
+                    member.link.post(log)
 
     def tend(self) -> None:
         """Send backlogs and unfinished lines, report dropped lines, and tell the uplink whether a driver reads."""
@@ -189,9 +191,8 @@ class Output:
         if self._meter is not None and self._meter.cut:
             self.log(f"fastrt: {self._meter.note()}; `fastrt logs` shows them\n")
 
-    def _readers(self, *which: str) -> list[Link]:
-        which = which or ("node", "all")
-        return [member.link for member in self._members if member.link is not None and member.logs in which]
+    def _readers(self) -> list[Link]:
+        return [member.link for member in self._members if member.link is not None and member.logs]
 
     def _drivers_lag(self) -> bool:
         links = self._readers()

@@ -508,17 +508,19 @@ class ReadsOutput(Message):
 
 
 class TaskOutput(Message):
-    """Output of a task that another node may have submitted; `source` names the task and its process."""
+    """Output of a task that another node may have submitted; `source` names the task and its process, `job` its job."""
 
     source: str
+    job: U64
     lines: list[str]
     is_error: bool
     is_update: bool
 
 
 class RemoteOutput(Message):
-    """Output that tasks of other nodes have printed; its fields are those of `Log`."""
+    """Output that tasks of other nodes have printed, for the driver of a job (0: all); else as `Log`."""
 
+    job: U64
     text: str
     is_error: bool
     is_update: bool

@@ -172,6 +172,7 @@ class ActorClass(Generic[P, Handle]):
             tasks_namespaces.inside(tasks_namespaces.here(), around),
             demand=wanted,
             pending_max=options["max_pending_calls"],
+            job=tasks_namespaces.job_here(store),
         )
         ref = store.put_serialized(serialize(plan))
         detached = options["lifetime"] == "detached"

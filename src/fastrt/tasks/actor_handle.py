@@ -74,6 +74,7 @@ class ActorPlan:
         group: of a bundle's record: the placement group that the bundle is reserved for.
         demand: reference to the resources that the actor demands.
         pending_max: calls of one process that may wait or run at once; -1: any number.
+        job: the number there of the job that has created it; 0: unknown.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ActorPlan:
     group: Any = None
     demand: ObjectRef | None = None
     pending_max: int = -1
+    job: int = 0
 
     def method_of(self, number: int) -> tuple[MethodPlan, str]:
         """Return the method that a call's number names, and the concurrency group that the call runs in.

@@ -47,8 +47,13 @@ def here() -> str:
     store = store_client.current()
     if store is None or store.actor_here is not None:
         return ""
+    return of_job(store, job_here(store))
+
+
+def job_here(store: Store) -> int:
+    """Return the number of the job for which the code that calls this runs; 0: unknown."""
     task = store.task_here()
-    return of_job(store, store.client.job if task is None else core.info(store.client, task)["job"])
+    return store.client.working_job if task is None else core.info(store.client, task)["job"]
 
 
 def note(store: Store, namespace: str) -> None:

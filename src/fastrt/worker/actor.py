@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from fastrt._core.memory import trace
+from fastrt._core.memory.clients import JOB_BITS
 from fastrt._core.objects import handles
 from fastrt._core.tasks import actors, submission, tally
 from fastrt._core.tasks import tasks as core
@@ -181,6 +182,10 @@ class ActorWorker(Worker):
         ref = handles.acquire(self._client, *about["object"])
         core.begin_path(self._client, about["object"][0])  # path of the tasks that it submits outside of calls
         self.plan = self._store.load(ref)
+        if (
+            self.plan.job >> JOB_BITS
+        ):  # of another node. With a job of this node, what it submits would end with the driver
+            self._client.adopt_job(self.plan.job)
         self._name = self.plan.name
         set_title(f"fastrt::{self._name}")
         self._actor_name = namespaces.split(about["name"])[1] or str(self.actor)
@@ -277,7 +282,7 @@ class ActorWorker(Worker):
         """Return this actor and the call that runs on this thread, for its output."""
         task = self._store.task_here()
         if task is None:
-            return Source(self._client.job, self._name, 0, 0, self._actor_name)
+            return Source(self.plan.job, self._name, 0, 0, self._actor_name)
         info = core.info(self._client, task)
         return Source(info["job"], self._name, info["id"], info["path"], self._actor_name)
 

@@ -266,7 +266,7 @@ class Worker:
         """Return the task that runs here, for its output."""
         stack = self._runner.stack
         if not stack:
-            return Source(self._client.job)
+            return Source(self._client.working_job)
         info = core.info(self._client, stack[-1])
         return Source(info["job"], self.name_of(stack[-1]), info["id"], info["path"])
 

@@ -347,7 +347,7 @@ typedef struct { /* one reference inside a value or a task: an object by name an
 typedef struct {
     uint64_t id; /* taken from the objref counter: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
-    uint64_t job;      /* {gen, client} of the driver, or of the uplink that has submitted it for another node */
+    uint64_t job;      /* {tag:16 | gen:32 | client + 1:16} of the driver, or of the uplink for a job of another node */
     uint64_t cancelled; /* * frt_cancel_word. Swapped: a late cancel must not affect the record's next task */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* FRT_PATH_STEP times the parent's path (0: a driver) plus its number among the parent's tasks:

@@ -4,6 +4,10 @@ from fastrt._core.memory.layout cimport frt_ctx
 from fastrt._core.memory.segment cimport Segment
 
 
+cdef enum:
+    FRT_JOB_BITS = 48  # of a job's number: {gen:32 | client + 1:16}; an uplink has a tag above them
+
+
 cdef class Client:
     cdef readonly Segment segment
     cdef frt_ctx x

@@ -32,6 +32,7 @@ cdef extern from "<sys/mman.h>" nogil:
 
 KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL, KIND_ACTOR = (
     FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL, FRT_KIND_ACTOR)
+JOB_BITS = FRT_JOB_BITS
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -354,6 +355,12 @@ cdef class Client:
     def job(self):
         """The number of this client's job, which its tasks carry; never 0."""
         return (<uint64_t>self.x.gen << 16) | (self.x.me + 1)
+
+    @property
+    def working_job(self):
+        """The number of the job for which this client works: that of its newest task, or as adopted; 0: none yet."""
+        self.ensure()
+        return self.x.clients[self.x.me].job
 
     def adopt_job(self, uint64_t job):
         """Work for a driver: tasks submitted from now on belong to its job."""

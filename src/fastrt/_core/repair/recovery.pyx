@@ -11,7 +11,7 @@ this process share the client's magazines and its stamp.
 from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.memory.arena cimport arena_free, arena_touch
-from fastrt._core.memory.clients cimport Client, client_wake, clients_ever
+from fastrt._core.memory.clients cimport FRT_JOB_BITS, Client, client_wake, clients_ever
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.pool cimport pool_flush, pool_return, pool_touch
@@ -201,7 +201,8 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, cons
         if state == FRT_TASK_EMPTY:
             continue
         rc = FRT_OK
-        if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING and \
+        if job and x.tasks[t].job & (((<uint64_t>1) << FRT_JOB_BITS) - 1) == job and \
+                state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING and \
                 (nested or (x.tasks[t].actor == 0 and x.tasks[t].hops != 0)):
             pid = 0
             while pid == 0:  # until it is taken or marked, or may run on
