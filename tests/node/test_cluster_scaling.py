@@ -27,10 +27,15 @@ def rt(runtime_dir, head):
         yield runtime
 
 
-def demand(runtime_dir):
+def status(runtime_dir, *words):
     env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir)}
-    words = [*FASTRT, "status", "--demand", "--json"]
-    return json.loads(subprocess.run(words, env=env, capture_output=True, check=True, timeout=30).stdout)
+    return subprocess.run(
+        [*FASTRT, "status", *words], env=env, capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+
+
+def demand(runtime_dir):
+    return json.loads(status(runtime_dir, "--demand", "--json"))
 
 
 @fastrt.remote(resources={"disk": 1})
@@ -90,11 +95,13 @@ def test_cancelled_task_is_no_demand_and_actors_and_selectors_are(rt, wait_until
     wait_until(lambda: fastrt.waiting_demand()["tasks"] == [], "nothing to wait")
 
 
-def test_requested_resources_are_shown_until_the_next_request(rt):
+def test_requested_resources_are_shown_until_the_next_request(rt, runtime_dir):
     from fastrt.ray.autoscaler.sdk import request_resources
 
     request_resources(num_cpus=2, bundles=[{"GPU": 0.5}])
     assert fastrt.waiting_demand()["requested"] == [{"CPU": 2.0}, {"GPU": 0.5}]
+    lines = [line.strip() for line in status(runtime_dir, "--demand").splitlines()]
+    assert lines[1:] == ["requested: CPU 2.0", "requested: GPU 0.5", "0 tasks wait for a worker only"]
     with pytest.raises(ValueError, match="numbers from 0"):
         request_resources(bundles=[{"CPU": -1}])
     request_resources(num_cpus=0)

@@ -89,6 +89,10 @@ def _show_demand(sessions: list[dict[str, Any]], as_json: bool) -> None:
             click.echo(f"  {row['count']:,} {row['kind']}s: {words}{'' if row['is_feasible'] else ' (no node has it)'}")
         for group in session["placement_groups"]:
             click.echo(f"  placement group, {group['strategy']}: {group['bundles']}")
+        if session["more"]:
+            click.echo(f"  {session['more']:,} tasks and actors with other demands")
+        for bundle in session["requested"]:
+            click.echo(f"  requested: {', '.join(f'{name} {amount}' for name, amount in bundle.items()) or 'nothing'}")
         click.echo(f"  {session['queued_tasks']:,} tasks wait for a worker only")
 
 
