@@ -15,6 +15,7 @@ from fastrt.launch.manifest import ManifestOptions, name_of, objects, to_yaml
 from support.cluster import FASTRT
 
 ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 HOSTILE = [
     *(
         "a b",
@@ -181,3 +182,13 @@ def test_commands_of_the_dockerfile_install_fastrt_in_a_new_environment(tmp_path
         env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+
+
+def test_no_recipe_switches_encryption_off():
+    """A recipe is what a reader copies: code of the pages and the README, examples, the image, manifests."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {str(page): "".join(BLOCK.findall(page.read_text())) for page in pages}
+    texts |= {str(path): path.read_text() for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".sh")}
+    texts |= {"Dockerfile": (ROOT / "Dockerfile").read_text(), "manifest": json.dumps(made())}
+    assert "fastrt run" in texts[str(ROOT / "docs" / "launching.md")]
+    assert [name for name, text in texts.items() if "insecure" in text] == []

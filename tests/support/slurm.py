@@ -37,8 +37,9 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdParameters=config_overrides
 KillWait=5
 ReturnToService=2
-NodeName=n1 NodeAddr={n1} CPUs=4 State=UNKNOWN
-NodeName=n2 NodeAddr={n2} CPUs=4 State=UNKNOWN
+GresTypes=gpu
+NodeName=n1 NodeAddr={n1} CPUs=4 Gres=gpu:3 State=UNKNOWN
+NodeName=n2 NodeAddr={n2} CPUs=4 Gres=gpu:3 State=UNKNOWN
 PartitionName=p Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
 
@@ -63,6 +64,8 @@ class Slurm:
         addresses = {name: machines.address(name) for name in ("ctl", "n1", "n2")}
         conf.write_text(_CONF.format(folder=folder, **addresses))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        # GPUs that do not exist: Slurm wants a device file of each, and says which of them a step has by their numbers.
+        (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/tty[0-2]\n")
         (folder / "state").mkdir()
         self.env = {**os.environ, "SLURM_CONF": str(conf)}
         self._daemons: list[subprocess.Popen[bytes]] = []
