@@ -98,10 +98,8 @@ cdef int find_layout(const char *form, layout *found) except -1:
     """
     cdef bytes text = form
     cdef const char *comma
-    found.kind, found.bits = FIXED, 0
-    if text in _FIXED:
-        found.bits = _FIXED[text]
-    elif text in _OTHERS:
+    found.kind, found.bits = FIXED, _FIXED.get(text, 0)
+    if text in _OTHERS:
         found.kind, found.bits = _OTHERS[text]
     elif text == b"+s" or text.startswith(b"+w:"):
         found.kind = NESTED
@@ -198,8 +196,8 @@ cdef class Taker:
         offset -= skipped
         rows = offset + given.length
         fixed = 3 if found.kind == BYTES else 2 if found.kind in (FIXED, VIEWS, LIST) else 1
-        if found.kind == NO_BUFFERS:  # some libraries give a bitmap that is absent
-            fixed = given.n_buffers
+        if found.kind == NO_BUFFERS:
+            fixed = given.n_buffers  # some libraries give a bitmap that is absent
         if given.n_buffers < fixed + (found.kind == VIEWS) or found.kind != VIEWS and given.n_buffers != fixed or \
                 given.n_children != schema.n_children or (given.dictionary == NULL) != (schema.dictionary == NULL):
             raise ValueError("the Arrow data do not have the buffers of their type")
@@ -264,13 +262,15 @@ cdef class Taker:
 
 
 cdef int64_t metadata_bytes(const char *metadata) noexcept:
-    """Return the length of the key-value pairs of a schema."""
+    """Return the length of the key-value pairs of a schema: a count, and each text after its length, all unaligned."""
     cdef int64_t nbytes = sizeof(int32_t)
-    cdef int32_t _k
+    cdef int32_t _k, pairs = 0, length = 0
     if metadata == NULL:
         return 0
-    for _k in range(2 * (<const int32_t *>metadata)[0]):
-        nbytes += sizeof(int32_t) + (<const int32_t *>(metadata + nbytes))[0]
+    memcpy(&pairs, metadata, sizeof(pairs))
+    for _k in range(2 * pairs):
+        memcpy(&length, metadata + nbytes, sizeof(length))
+        nbytes += sizeof(length) + length
     return nbytes
 
 
