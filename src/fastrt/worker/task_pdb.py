@@ -6,6 +6,7 @@ with the task: a step out of the outermost frame lets the task go on, and breakp
 
 from __future__ import annotations
 
+import bdb
 import dis
 import inspect
 import io
@@ -111,6 +112,8 @@ class TaskPdb(pdb.Pdb):
         ended: whether the thread goes on without this debugger.
     """
 
+    enterframe: FrameType | None  # of Python 3.13 and later
+
     def __init__(self, owner: Owner, thread: int, task: int | None, id: int) -> None:
         self._owner, self.thread, self.task, self.id = owner, thread, task, id
         self._terminal = Terminal(owner.write, lambda prompt: owner.ask(self, prompt))
@@ -127,12 +130,17 @@ class TaskPdb(pdb.Pdb):
         while base.f_back is not None and not is_own(base.f_back):
             base = base.f_back
         self._base, self.ended = base, False
-        self.set_trace(frame)
+        self.enterframe = None  # an interrupt may have met this debugger, and `set_trace` would then do nothing
+        bdb.Bdb.set_trace(self, frame)  # from 3.14 on, pdb's would make this the debugger of forked children, too
         self.botframe = base
         below = base.f_back
         while below is not None:
             below.f_trace = None
             below = below.f_back
+
+    def set_stepinstr(self) -> None:
+        """Stop before the next line: from Python 3.13 on, `set_trace` calls this to stop at its own line."""
+        self._set_stopinfo(None, None)  # type: ignore[attr-defined]  # typeshed does not know it
 
     def look_at(self, exc: BaseException) -> None:
         """Stop at the frame that raised an exception, which is over."""
@@ -236,6 +244,7 @@ class TaskPdb(pdb.Pdb):
         sys.settrace(None)
         self.clear_all_breaks()
         self.botframe = self.stopframe = self.returnframe = self._base = None  # they hold the task's values
+        getattr(self, "frame_trace_lines_opcodes", {}).clear()  # of Python 3.14 and later; it holds them, too
         self._owner.over(self)
 
 
