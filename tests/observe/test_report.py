@@ -120,8 +120,8 @@ def test_failures_are_counted_and_shown_in_groups(rt, tmp_path, wait_until):
 
 def test_page_is_written_when_the_block_fails(rt, tmp_path):
     with pytest.raises(ZeroDivisionError), fastrt.report(tmp_path / "run.html"):
-        _ = 1 // 0
-    assert "ZeroDivisionError: integer division" in (tmp_path / "run.html").read_text()
+        _ = 1 / 0
+    assert "ZeroDivisionError: division by zero" in (tmp_path / "run.html").read_text()
 
 
 def test_wrong_name_is_noticed_before_the_run(rt, tmp_path):
