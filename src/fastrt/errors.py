@@ -140,6 +140,10 @@ class ActorNotFoundError(NotFoundError, ValueError):
     """This session has no live actor with that name. Look at `fastrt.list_named_actors()`."""
 
 
+class PlacementGroupNotFoundError(NotFoundError, ValueError):
+    """This session has no placement group with that name. Look at `fastrt.placement_group_table()`."""
+
+
 class NameTakenError(FastrtError, ValueError):
     """Another actor of this session has that name. Choose another one, or pass `get_if_exists=True`."""
 

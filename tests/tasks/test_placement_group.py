@@ -131,6 +131,8 @@ def test_wrong_use_is_told_at_once(rt):
     for make, error, text in [
         (lambda: fastrt.placement_group([]), ValueError, "there are 0 bundles"),
         (lambda: fastrt.placement_group({"CPU": 1}), TypeError, "it must be a list"),
+        (lambda: fastrt.placement_group({"CPU": 1}), ValueError, "it must be a list"),  # as on Ray
+        (lambda: fastrt.get_placement_group("no such"), ValueError, "no placement group has the name 'no such'"),
         (lambda: fastrt.placement_group([{"CPU": 0}]), ValueError, "it reserves nothing"),
         (lambda: fastrt.placement_group([{"CPU": -1}]), ValueError, "must be a number"),
         (lambda: fastrt.placement_group([{"CPU": 1}], strategy="NEAR"), ValueError, "strategy is 'NEAR'"),

@@ -20,7 +20,14 @@ from typing import Any
 from fastrt._core.tasks import actors
 from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
-from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
+from fastrt.errors import (
+    ArgumentError,
+    ConfigError,
+    FastrtError,
+    NameTakenError,
+    NotFoundError,
+    PlacementGroupNotFoundError,
+)
 from fastrt.store import client as store_client
 from fastrt.store import join, messages
 from fastrt.store.client import Store
@@ -262,14 +269,14 @@ def get_placement_group(name: str) -> PlacementGroup:
     """Return the group that was made under that name, on any node of the cluster.
 
     Raises:
-        NotFoundError: there is none.
+        PlacementGroupNotFoundError: there is none.
     Source:
         The semantics of `ray.util.get_placement_group`.
     """
     store = store_client.require()
     ref = actors.find(store.client, GROUP_NAME + name) or find_elsewhere(store, GROUP_NAME + name)
     if ref is None:
-        raise NotFoundError(f"no placement group has the name {name!r} in this session")
+        raise PlacementGroupNotFoundError(f"no placement group has the name {name!r} in this session")
     found: PlacementGroup = store.get(ref).group
     return found
 
@@ -377,7 +384,7 @@ def row_of(row: messages.GroupRow) -> dict[str, Any]:
 
 def _checked(bundles: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
     if not isinstance(bundles, (list, tuple)) or not all(isinstance(bundle, Mapping) for bundle in bundles):
-        raise TypeError(f"bundles is {bundles!r}; it must be a list like [{{'CPU': 1}}]")
+        raise ArgumentError(f"bundles is {bundles!r}; it must be a list like [{{'CPU': 1}}]")
     if not 1 <= len(bundles) <= _BUNDLES_MAX:
         raise ValueError(f"there are {len(bundles)} bundles; there must be from 1 to {_BUNDLES_MAX}")
     return bundles
