@@ -38,7 +38,7 @@ class Jobs:
         """Return the name of a job whose number is from this node; empty if it is unknown."""
         if not job:
             return b""
-        if job & ((1 << JOB_BITS) - 1) == self._client.job:
+        if submitter(job) == self._client.job:
             return self._names.get(job >> JOB_BITS, b"")
         if job >> JOB_BITS:
             return b""  # an earlier uplink process has tagged it
@@ -86,6 +86,11 @@ class Jobs:
         if name and len(name) != len(self._session) + _NUMBER_BYTES:
             raise PeerError(f"the name of a job has {len(name)} bytes")
         return name[: len(self._session)], int.from_bytes(name[len(self._session) :], "big")
+
+
+def submitter(job: int) -> int:
+    """Return the number of the process that submits tasks of a job on this node; of another node's job: the uplink."""
+    return job & ((1 << JOB_BITS) - 1)
 
 
 def node_of(name: bytes) -> str:

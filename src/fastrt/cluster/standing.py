@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.jobs import submitter
 from fastrt.cluster.outbox import Outgoing
 from fastrt.errors import FastrtError
 from fastrt.net.grpc.descriptors import message_set
@@ -103,7 +104,7 @@ class Standstill:
         except (OSError, FastrtError):  # the session ends, or its disk is full
             return
         self._is_active = bool(waiting)
-        paths = {stop.path for stop in waiting if stop.job == self._client.job}  # of tasks of other nodes
+        paths = {stop.path for stop in waiting if submitter(stop.job) == self._client.job}  # of tasks of other nodes
         accepted = {exchange: exchange.standing.accepted() if paths else {} for exchange in self._exchanges}
         # A path that no peer has forwarded is of a task that one of theirs has submitted here, or of an actor.
         is_any = not paths <= {path for some in accepted.values() for path in some.values()}
