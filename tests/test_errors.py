@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+import fastrt
+import fastrt.collective
 from fastrt import errors
 from fastrt.errors import ERROR_CODES, FastrtError, TaskError
 
@@ -62,6 +64,14 @@ def test_every_class_says_what_to_do():
     for kind in classes():
         assert kind.__doc__, kind
         assert len(kind.__doc__.split()) > 8, kind
+
+
+def test_every_error_that_a_call_can_raise_has_a_public_name():
+    of_services = {errors.ReferenceCountError}  # callers of the scheduler's RPCs get its gRPC status
+    for kind in {*classes(), errors.ArgumentError} - of_services:
+        public = [one for one in (fastrt, fastrt.collective) if kind.__name__ in one.__all__]
+        assert public, f"{kind.__name__} is exported by no package"
+        assert all(getattr(one, kind.__name__) is kind for one in public)
 
 
 def test_every_code_of_the_core_has_its_class():

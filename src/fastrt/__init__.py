@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from fastrt import joblib as joblib
     from fastrt.errors import (
         ActorDiedError,
+        ActorError,
         ActorNotFoundError,
         ArenaCorrupt,
+        ArgumentError,
         AttachError,
         ConfigError,
         FastrtError,
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
         NotInitializedError,
         ObjectLostError,
         ObjectStoreFullError,
+        OutOfMemoryError,
+        PendingCallsError,
         PerformanceWarning,
+        PlacementGroupNotFoundError,
+        RuntimeEnvError,
         SerializationError,
         StaleReferenceError,
         TaskCancelledError,
@@ -78,9 +84,11 @@ __version__ = "0.1.0"
 __all__ = [
     "ActorClass",
     "ActorDiedError",
+    "ActorError",
     "ActorHandle",
     "ActorNotFoundError",
     "ArenaCorrupt",
+    "ArgumentError",
     "AttachError",
     "ConfigError",
     "Executor",
@@ -99,12 +107,16 @@ __all__ = [
     "ObjectRef",
     "ObjectRefGenerator",
     "ObjectStoreFullError",
+    "OutOfMemoryError",
+    "PendingCallsError",
     "PerformanceWarning",
     "PlacementGroup",
+    "PlacementGroupNotFoundError",
     "PlacementGroupSchedulingStrategy",
     "RemoteFunction",
     "Runtime",
     "RuntimeContext",
+    "RuntimeEnvError",
     "SerializationError",
     "StaleReferenceError",
     "TaskCancelledError",
@@ -153,9 +165,10 @@ __all__ = [
 # Every name is imported at its first use: most commands and processes need few of them.
 _HOMES = {
     "fastrt.errors": (
-        "ActorDiedError ActorNotFoundError ArenaCorrupt AttachError ConfigError FastrtError ForkedRuntimeError "
-        "FunctionNotFoundError GetTimeoutError InfeasibleTaskError LockStuck NameTakenError NodeDiedError "
-        "NotFoundError NotInitializedError ObjectLostError ObjectStoreFullError PerformanceWarning "
+        "ActorDiedError ActorError ActorNotFoundError ArenaCorrupt ArgumentError AttachError ConfigError "
+        "FastrtError ForkedRuntimeError FunctionNotFoundError GetTimeoutError InfeasibleTaskError LockStuck "
+        "NameTakenError NodeDiedError NotFoundError NotInitializedError ObjectLostError ObjectStoreFullError "
+        "OutOfMemoryError PendingCallsError PerformanceWarning PlacementGroupNotFoundError RuntimeEnvError "
         "SerializationError StaleReferenceError TaskCancelledError TaskError TaskTimeoutError UnsupportedError "
         "WorkerCrashedError"
     ),
