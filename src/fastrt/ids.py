@@ -1,37 +1,38 @@
 """Names of tasks, actors, nodes and other things, with the methods that Ray's ids have.
 
-An id is a text of hex digits. So it compares with the texts that listings and `runtime_context()` give, and goes
-through pickle and JSON as text.
+An id is a text of hex digits. So it compares with the texts of listings, and goes through pickle and JSON as text.
+Each kind has the length that it has in Ray. fastrt's own ids are shorter: `widened` fills them up with zeros, so an id
+begins with the digits that `fastrt list`, `runtime_context()` and messages show.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_NIL_BYTES = 8
 
 
 class BaseID(str):
     """An id: hex digits. Made by `from_hex`, `from_binary`, `from_random` and `nil`, or of its bytes or digits.
 
     Args:
-        id: bytes, or an even number of hex digits.
+        id: bytes or hex digits.
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError: it is neither.
+        ValueError: the number of bytes is not that of this kind of id.
     """
 
     __slots__ = ()
+    _BYTES: ClassVar[int] = 28
 
     def __new__(cls, id: Any) -> Self:
         if not isinstance(id, (bytes, str)):
             raise TypeError(f"{cls.__name__} is made of bytes or hex digits, not of {type(id).__name__}")
         digits = id.hex() if isinstance(id, bytes) else bytes.fromhex(id).hex()
-        if not digits:
-            raise ValueError(f"{cls.__name__} is made of at least one byte")
+        if len(digits) != 2 * cls._BYTES:
+            raise ValueError(f"{cls.__name__} has {cls._BYTES} bytes; {len(digits) // 2} are given")
         return str.__new__(cls, digits)
 
     def __repr__(self) -> str:
@@ -51,14 +52,19 @@ class BaseID(str):
         return cls(bytes(id_bytes))
 
     @classmethod
+    def widened(cls, own_id: str) -> Self:
+        """Return the id that begins with the digits of fastrt's own id, which is as long or shorter."""
+        return cls(own_id.ljust(2 * cls._BYTES, "0"))
+
+    @classmethod
     def from_random(cls) -> Self:
         """Return an id of random bytes."""
-        return cls(os.urandom(_NIL_BYTES))
+        return cls(os.urandom(cls._BYTES))
 
     @classmethod
     def nil(cls) -> Self:
         """Return the id that names nothing."""
-        return cls(b"\xff" * _NIL_BYTES)
+        return cls(b"\xff" * cls._BYTES)
 
     def is_nil(self) -> bool:
         """Whether the id names nothing."""
@@ -112,29 +118,34 @@ class JobID(BaseID):
 
     __slots__ = ()
 
+    _BYTES = 4
+
     @classmethod
     def from_int(cls, value: int) -> JobID:
-        """Return the id with this number."""
-        return cls(value.to_bytes(_NIL_BYTES, "big"))
+        """Return the id with this number; of one of more than 32 bits, the lower 32 count."""
+        return cls((value & 0xFFFFFFFF).to_bytes(cls._BYTES, "little"))
 
     def int(self) -> Any:
         """Return the id as a number."""
-        return int.from_bytes(self.binary(), "big")
+        return int.from_bytes(self.binary(), "little")
 
 
 class TaskID(BaseID):
     """The id of a task or a call: that of its first result."""
 
     __slots__ = ()
+    _BYTES = 24
 
 
 class ActorID(BaseID):
     """The id of an actor."""
 
     __slots__ = ()
+    _BYTES = 16
 
 
 class PlacementGroupID(BaseID):
     """The id of a placement group."""
 
     __slots__ = ()
+    _BYTES = 18

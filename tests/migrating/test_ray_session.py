@@ -157,7 +157,7 @@ def test_init_without_an_address_joins_the_node_that_runs_here(program, runtime_
         for variables in ({{}}, {{"RAY_ADDRESS": {node.head!r}}}, {{"RAY_ADDRESS": "auto"}}):
             os.environ.update(variables)
             with ray.init() as context:
-                assert context["node_id"] == {node.note.session!r}, context
+                assert context["node_id"].startswith({node.note.session!r}), context
         try:
             ray.init(num_cpus=1)
         except ValueError as exc:

@@ -21,11 +21,12 @@ from fastrt.ids import (
     WorkerID,
 )
 from fastrt.ray import actor, exceptions, refusals, runtime_context, util
+from fastrt.ray.cluster import available_resources, cluster_resources, nodes
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.runtime_context import get_runtime_context
 from fastrt.ray.session import COMMIT as __commit__
 from fastrt.ray.session import VERSION as __version__
-from fastrt.ray.session import available_resources, cluster_resources, init, nodes
+from fastrt.ray.session import init
 from fastrt.runtime.driver import is_initialized, shutdown
 from fastrt.store.client import get, put, wait
 from fastrt.store.generator import ObjectRefGenerator

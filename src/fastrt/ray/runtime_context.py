@@ -11,7 +11,7 @@ from fastrt._core.repair import inspect
 from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
 from fastrt.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
-from fastrt.runtime.nodes import nodes
+from fastrt.ray.cluster import nodes
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.tasks import context, runtime_env
@@ -40,12 +40,12 @@ class RuntimeContext:
     @property
     def job_id(self) -> JobID:
         """The id of the driver that the code runs for."""
-        return JobID(self._now.job_id)
+        return JobID.from_int(int(self._now.job_id, 16))
 
     @property
     def node_id(self) -> NodeID:
         """The id of the node."""
-        return NodeID(self._now.node_id)
+        return NodeID.widened(self._now.node_id)
 
     @property
     def task_id(self) -> TaskID:
@@ -109,27 +109,29 @@ class RuntimeContext:
 
     def get_job_id(self) -> str:
         """Return the hex digits of `job_id`."""
-        return self._now.job_id
+        return self.job_id.hex()
 
     def get_node_id(self) -> str:
         """Return the hex digits of `node_id`."""
-        return self._now.node_id
+        return self.node_id.hex()
 
     def get_worker_id(self) -> str:
         """Return the id of this process."""
-        return WorkerID(self._now.worker_id).hex()
+        return WorkerID.widened(self._now.worker_id).hex()
 
     def get_task_id(self) -> str | None:
         """Return the id of the task or call that runs here; None in a driver. Its result has the same `task_id()`."""
         now = self._now
-        if now.task_id is None or engines.current() is not None:
-            return now.task_id
+        if now.task_id is None:
+            return None
+        if engines.current() is not None:
+            return TaskID.widened(now.task_id).hex()
         store = store_client.require()
         task = store.task_here()
         assert task is not None
         number = core.info(store.client, task)["id"]
         results = next((row["returns"] for row in inspect.tasks(store.client) if row["id"] == number), ())
-        return f"{results[0]:016x}" if results else now.task_id
+        return TaskID.widened(f"{results[0]:016x}" if results else now.task_id).hex()
 
     def get_task_name(self) -> str | None:
         """Return the name of the task that runs here; None in a driver."""
@@ -141,7 +143,8 @@ class RuntimeContext:
 
     def get_actor_id(self) -> str | None:
         """Return the id of the actor in whose process the code runs; None elsewhere."""
-        return self._now.actor_id
+        found = self._now.actor_id
+        return None if found is None else ActorID.widened(found).hex()
 
     def get_actor_name(self) -> str | None:
         """Return the name of that actor; "" if it has none, None outside of actors."""

@@ -11,16 +11,15 @@ from typing import Any
 
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError, UnsupportedError
+from fastrt.ids import NodeID
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.runtime import driver
-from fastrt.runtime import nodes as runtime_nodes
 from fastrt.runtime.nodefile import latest_node
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.tasks.resources import HEAD, NODE
 
 VERSION = "2.60.0"  # of the Ray whose names these are
 COMMIT = "fastrt"
@@ -121,6 +120,7 @@ def _address() -> _Address:
     store = None if engines.current() is not None else store_client.require()
     socket, node = ("", "") if store is None else (store.socket_path, store.client.segment.session)
     ip = get_node_ip_address()
+    node = NodeID.widened(node).hex() if node else ""
     return _Address(ip, ip, node, socket, socket, socket, socket, os.path.dirname(socket))
 
 
@@ -213,48 +213,6 @@ def _found(address: str | None, runtime_dir: Any) -> str | None:
             f"{_ADDRESS} chooses another one\n"
         )
     return given if node is None else node.head
-
-
-def nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the cluster as `fastrt.nodes` does, with Ray's further resources and fields.
-
-    Source:
-        The semantics of `ray.nodes`.
-    """
-    host = platform.node()
-    return [
-        {
-            **row,
-            "alive": row["Alive"],
-            "NodeManagerAddress": _address_in(row["Resources"]) or row["NodeName"],
-            "NodeManagerHostname": host if row["IsHere"] else row["NodeName"],
-        }
-        for row in runtime_nodes.nodes(implied=True)
-    ]
-
-
-def cluster_resources() -> dict[str, float]:
-    """Return the resources of all nodes together, with those that Ray gives each node.
-
-    Source:
-        The semantics of `ray.cluster_resources`.
-    """
-    return runtime_nodes.cluster_resources(implied=True)
-
-
-def available_resources() -> dict[str, float]:
-    """Return the part of `cluster_resources` that is not in use.
-
-    Source:
-        The semantics of `ray.available_resources`.
-    """
-    return runtime_nodes.available_resources(implied=True)
-
-
-def _address_in(resources: Mapping[str, float]) -> str:
-    """The IP address of the node with these resources; empty: it has no workers, or runs in local mode."""
-    found = (name.removeprefix(NODE) for name in resources if name.startswith(NODE) and name != HEAD)
-    return next(found, "")
 
 
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:

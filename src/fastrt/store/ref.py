@@ -47,9 +47,14 @@ class ObjectRef(handles.Ref, Generic[T]):
         """Return the number of bytes of `binary`."""
         return len(self.hex()) // 2
 
+    @classmethod
+    def nil(cls) -> ObjectRef:
+        """Return the reference that names nothing."""
+        return cls()
+
     def is_nil(self) -> bool:
-        """Whether the reference names nothing: never."""
-        return False
+        """Whether the reference names nothing, as that which `nil` returns."""
+        return not self.objref
 
     def task_id(self) -> TaskID:
         """Return the id of the task that makes the object; of an object that was put, and of a further result, its own.
@@ -59,14 +64,14 @@ class ObjectRef(handles.Ref, Generic[T]):
         """
         from fastrt.ids import TaskID  # here: few programs need it
 
-        return TaskID(self.hex())
+        return TaskID.widened(self.hex())
 
     def job_id(self) -> JobID:
         """Return the id of the job of this process; nil where another engine runs."""
         from fastrt.ids import JobID
 
         owner: Any = self.owner
-        return JobID.nil() if owner is None else JobID(f"{owner.job:016x}")
+        return JobID.nil() if owner is None else JobID.from_int(owner.job)
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.hex()})"

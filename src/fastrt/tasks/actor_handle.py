@@ -342,7 +342,7 @@ class ActorHandle(Generic[Instance]):
         """The actor's id, under the name by which Ray's programs read it."""
         from fastrt.ids import ActorID  # here: few programs need it
 
-        return ActorID(self._actor_ref.hex())
+        return ActorID.widened(self._actor_ref.hex())
 
     _ray_actor_id = _actor_id
 
@@ -351,7 +351,7 @@ class ActorHandle(Generic[Instance]):
 
     def __repr__(self) -> str:
         name = self._actor_plan.name if self._actor_plan is not None else "?"
-        return f"ActorHandle({name}, {self._actor_ref.hex()})"
+        return f"Actor({name}, {self._actor_id})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and bool(self._actor_ref == other._actor_ref)

@@ -23,6 +23,7 @@ from fastrt.foreign_text import BYTES_MAX, ForeignTextError, read_json
 SELECTOR = "?"  # the first character of the name of a selector's resource
 ENDLESS = 1 << 40  # parts of a selector's resource that a matching node has
 NODE_ID = "ray.io/node-id"  # a label that every node has
+_WIDE_ID = re.compile(r"\b([0-9a-f]{32})0{24}\b")  # of a node, as `fastrt.ray` shows it
 _WANTED = re.compile(r"(!?)(?:in\(([^()]*)\)|([^!,()]+))")
 _KNOWN_SELECTORS = 4096
 _FALLBACKS_MAX = 16
@@ -37,6 +38,11 @@ def labels_of(node: str, labels: Mapping[str, str]) -> dict[str, str]:
         labels: those that it was started with.
     """
     return {**labels, NODE_ID: node}
+
+
+def with_own_ids(text: str) -> str:
+    """Return a text with fastrt's own ids of nodes in place of Ray's longer ones, which begin with them."""
+    return _WIDE_ID.sub(r"\1", text)
 
 
 def resource_of(option: str, selector: Any, fallbacks: Sequence[Any] = ()) -> str:
@@ -74,7 +80,7 @@ def _checked(option: str, selector: Any) -> dict[str, str]:
             raise ValueError(f"{option} has a label without a name, or a text that is too long: {label[:80]!r}")
         if _WANTED.fullmatch(wanted) is None:
             raise ValueError(f"{option}[{label!r}] is {wanted!r}; it must be like 'a', '!a', 'in(a, b)' or '!in(a, b)'")
-    return dict(selector)
+    return {label: with_own_ids(wanted) if label == NODE_ID else wanted for label, wanted in selector.items()}
 
 
 def is_selector(resource: str) -> bool:

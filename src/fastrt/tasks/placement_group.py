@@ -10,7 +10,6 @@ after a crash, and the way to another node. It would save only the names' prefix
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +64,7 @@ class PlacementGroup(Group):
     """Resources that are reserved together. Made by `placement_group`; can be passed to tasks and actors.
 
     Attributes:
-        id: 16 hex digits.
+        id: 36 hex digits.
         bundle_specs: the resources of each bundle, by name.
         strategy: how the bundles are spread over nodes.
         name: for `get_placement_group`; empty: none.
@@ -73,7 +72,7 @@ class PlacementGroup(Group):
     """
 
     id: str
-    bundle_specs: tuple[dict[str, float], ...]
+    bundle_specs: list[dict[str, float]]
     strategy: str
     name: str
     session: str
@@ -207,7 +206,13 @@ def placement_group(
     session = store.client.segment.session
     if name and find_elsewhere(store, GROUP_NAME + name) is not None:
         raise _taken(name)
-    group = PlacementGroup(os.urandom(8).hex(), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
+    from fastrt.ids import PlacementGroupID  # here: few programs need it
+
+    same: dict[Any, dict[str, float]] = {}  # equal bundles are one object, which pickle writes once into each record
+    for bundle in bundles:
+        same.setdefault(frozenset(bundle.items()), {name: float(amount) for name, amount in bundle.items()})
+    specs = [same[frozenset(bundle.items())] for bundle in bundles]
+    group = PlacementGroup(PlacementGroupID.from_random(), specs, strategy, name, session)
     refs = _record(store, group, amounts, lifetime == "detached")
     if lifetime != "detached":
         for stale in [known for known, (session_store, _) in _kept.items() if session_store is not store]:

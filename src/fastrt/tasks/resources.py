@@ -356,8 +356,8 @@ def _strategy(option: str, value: Any) -> tuple[str, str, bool]:
         word = value.lower()
         if word in (SPREAD, PACK, "default"):
             return "" if word == "default" else word, "", False
-        return "", value, False
+        return "", labels.with_own_ids(value), False
     node, soft = getattr(value, "node_id", None), getattr(value, "soft", False)
     if isinstance(node, str) and node:
-        return "", node, bool(soft)
+        return "", labels.with_own_ids(node), bool(soft)
     raise TypeError(f"{option} is {value!r}; it must be 'spread', 'pack', a node's name or id, or a NodeAffinity")

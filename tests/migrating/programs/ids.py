@@ -36,6 +36,17 @@ for kind in (ray.ActorID, ray.NodeID, ray.JobID, ray.WorkerID, ray.PlacementGrou
     nil = kind.nil()
     print(kind.__name__, nil.is_nil(), kind.from_hex(nil.hex()) == nil, kind(nil.binary()) == nil)
 print("driver:", ray.get_runtime_context().get_task_name(), ray.get_runtime_context().get_actor_id())
+print("lengths:", len(task), len(node), len(own), len(ray.get_runtime_context().get_job_id()), ref.task_id().size())
+print("handle:", repr(member) == f"Actor(Member, {own})", ref.job_id() == ray.get_runtime_context().job_id)
+affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+there = who.options(scheduling_strategy=affinity), who.options(label_selector={"ray.io/node-id": node})
+print("placed:", [ray.get(one.remote())[1] == node for one in there], ray.ObjectRef.nil().is_nil())
+group = ray.util.placement_group([{"CPU": 1}])
+ray.get(group.ready())
+table = ray.util.placement_group_table(group)
+print("group:", len(group.id.hex()), table["placement_group_id"] == group.id.hex(), group.bundle_specs)
+print("bundle:", table["bundles_to_node_id"] == {0: node})
+ray.util.remove_placement_group(group)
 ray.kill(member)
 # prints:
 # task: True name: who actor: None
@@ -49,3 +60,8 @@ ray.kill(member)
 # WorkerID True True True
 # PlacementGroupID True True True
 # driver: None None
+# lengths: 48 56 32 8 24
+# handle: True True
+# placed: [True, True] True
+# group: 36 True [{'CPU': 1.0}]
+# bundle: True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastrt._core.repair import inspect
+from fastrt.ids import NodeID
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 
@@ -32,6 +33,7 @@ def get_object_locations(obj_refs: Sequence[ObjectRef], timeout_ms: int = -1) ->
             found[ref] = {"node_ids": [], "object_size": None, "did_spill": False}
         else:
             nodes = [row["node"] or here] if row["state"] == "remote" else [here, *filter(None, [row["node"]])]
+            nodes = [NodeID.widened(node).hex() for node in nodes]
             found[ref] = {"node_ids": nodes, "object_size": row["bytes"], "did_spill": row["state"] == "spilled"}
     return found
 

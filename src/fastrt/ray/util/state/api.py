@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from fastrt._core.memory import clients
+from fastrt.ids import ActorID, JobID, NodeID, TaskID, WorkerID
+from fastrt.ray.cluster import nodes
 from fastrt.ray.util.addresses import get_node_ip_address
+from fastrt.ray.util.placement_group import placement_group_table
 from fastrt.ray.util.state.common import (
     ActorState,
     JobState,
@@ -18,11 +21,9 @@ from fastrt.ray.util.state.common import (
     TaskState,
     WorkerState,
 )
-from fastrt.runtime.nodes import nodes
 from fastrt.runtime.state_api import rows_of
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.placement_group import placement_group_table
 
 _LIMIT, _TIMEOUT_S = 100, 30
 _TASKS = {
@@ -109,7 +110,7 @@ def list_jobs(
     """Return the job of this program; arguments as for `list_actors`."""
     store = store_client.require()
     drivers = [row for row in clients.table(store.client.segment) if row["kind"] == clients.KIND_DRIVER]
-    found = [JobState(f"{store.client.job:016x}", driver_info={"pid": row["pid"]}) for row in drivers[:1]]
+    found = [JobState(JobID.from_int(store.client.job).hex(), driver_info={"pid": row["pid"]}) for row in drivers[:1]]
     return _select(JobState, found, filters, limit)
 
 
@@ -204,7 +205,7 @@ def _rows(what: str, timeout: float) -> list[dict[str, Any]]:
 
 
 def _node_of(row: dict[str, Any]) -> str:
-    here = store_client.require().client.segment.session
+    here = NodeID.widened(store_client.require().client.segment.session).hex()
     name = row.get("node")
     return here if name is None else next((one["NodeID"] for one in nodes() if one["NodeName"] == name), here)
 
@@ -212,9 +213,9 @@ def _node_of(row: dict[str, Any]) -> str:
 def _actor(row: dict[str, Any]) -> ActorState:
     reason = {"actor_died_error_context": {"error_message": row["reason"]}} if row["state"] == "dead" else None
     return ActorState(
-        row["actor_id"], row["class"], _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY"), name=row["name"],
-        node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"], death_cause=reason,
-        is_detached=row["detached"], num_restarts=row["restarts"],
+        ActorID.widened(row["actor_id"]).hex(), row["class"], _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY"),
+        name=row["name"], node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"],
+        death_cause=reason, is_detached=row["detached"], num_restarts=row["restarts"],
     )  # fmt: skip
 
 
@@ -223,14 +224,14 @@ def _task(row: dict[str, Any]) -> TaskState:
     kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
     runs = row["pid"] is not None
     return TaskState(
-        (row["results"] or [row["task_id"]])[0], row["attempt"] - 1, row["name"], state, kind, row["name"],
-        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, row["name"], state, kind,
+        row["name"], node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
     )  # fmt: skip
 
 
 def _failed(row: dict[str, Any]) -> TaskState:
     return TaskState(
-        row["task_id"], row["attempt"] - 1, row["name"], "FAILED",
+        TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, row["name"], "FAILED",
         "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", row["name"], node_id=_node_of(row),
         worker_pid=row["pid"], error_type=row["type"], error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
@@ -250,8 +251,16 @@ def _workers() -> list[WorkerState]:
     store = store_client.require()
     session, ip = store.client.segment.session, get_node_ip_address()
     kinds = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
+    node = NodeID.widened(session).hex()
     return [
-        WorkerState(f"{session}{row['client']:04x}{row['gen']:08x}", True, kinds[row["kind"]], session, ip, row["pid"])
+        WorkerState(
+            WorkerID.widened(f"{session}{row['client']:04x}{row['gen']:08x}").hex(),
+            True,
+            kinds[row["kind"]],
+            node,
+            ip,
+            row["pid"],
+        )
         for row in clients.table(store.client.segment)
         if row["kind"] in kinds
     ]
