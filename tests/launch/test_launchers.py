@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,25 @@ def test_commands_of_the_page_run_on_mpi(command, tmp_path, name):
         launcher = mpi(name)
         code, out, err = run_page([*launcher, *words[1:]], [], {**command.env, "FASTRT_NUM_WORKERS": "1"}, tmp_path)
         assert (code, out.splitlines()[:1]) == (0, ["328350"]), err
+
+
+def test_command_of_the_page_runs_by_torchrun_on_two_nodes(command, tmp_path, free_port):
+    torchrun = ROOT / ".cache" / "libraries" / "bin" / "torchrun"
+    if not torchrun.exists():
+        pytest.skip("torch is not installed: tests/support/libraries_env.py does that")
+    app, (words,) = page("torchrun")
+    (tmp_path / "app.py").write_text(app)
+    left_out, env = words.index("..."), {**command.env, "FASTRT_NUM_WORKERS": "1"}
+    meets = ["--master-addr", "127.0.0.1", "--master-port", str(free_port)]
+    with futures.ThreadPoolExecutor() as pool:
+        nodes = []
+        for rank in ("0", "1"):
+            options = [*words[1:left_out], "--node-rank", rank, *meets]
+            nodes.append(pool.submit(run_page, [*options, *words[left_out + 1 :]], [str(torchrun)], env, tmp_path))
+        (code, out, err), other = (node.result() for node in nodes)
+    assert (code, out) == (0, "328350\n"), err
+    assert "node 2 of 2: " in err
+    assert other[:2] == (0, ""), other[2]
 
 
 def test_pods_of_a_manifest_are_one_cluster(command, program, tmp_path):
