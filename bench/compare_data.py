@@ -355,15 +355,17 @@ def main(
     click.echo(f"store {store // MIB} MiB, {WORKERS} workers, {os.cpu_count()} processors, load {load:.1f}")
     click.echo("| program | library | s | most memory, MiB | spilled, MiB |\n|---|---|---|---|---|")
     for program in only or PROGRAMS:
-        digests = set()
-        for name in library or LIBRARY:
-            runs = [measure(python, program, name, store) for _ in range(rounds)]
-            runs.sort(key=lambda run: run["seconds"])
-            digests |= {run["digest"] for run in runs}
-            run = runs[len(runs) // 2]
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in library or LIBRARY}
+        for _ in range(rounds):  # the libraries in turn: the speed of a machine changes with the hour
+            for name, done in runs.items():
+                done.append(measure(python, program, name, store))
+                click.echo(f"{program} on {name}: {done[-1]['seconds']:.1f} s", err=True)
+        for name, done in runs.items():
+            run = sorted(done, key=lambda run: run["seconds"])[rounds // 2]
             click.echo(
                 f"| {program} | {name} | {run['seconds']:.1f} | {run['memory'] // MIB} | {run['spilled'] // MIB} |"
             )
+        digests = {run["digest"] for done in runs.values() for run in done}
         if len(digests) != 1:
             raise click.ClickException(f"{program}: the libraries' results differ")
 
