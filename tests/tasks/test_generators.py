@@ -319,8 +319,12 @@ def test_generator_with_a_number_of_results_that_fails_keeps_the_items_before_th
 def test_numbers_of_results_take_what_a_generator_yields():
     assert get(count.options(num_returns=3).remote(3)) == [0, 1, 2]
     assert get(count.options(num_returns=1).remote(1)) == 0
-    with pytest.raises(ValueError, match="num_returns=3, its function returned 2"):
-        get(count.options(num_returns=3).remote(2)[0])
+    refs = count.options(num_returns=3).remote(2)
+    assert get(refs[:2]) == [0, 1]
+    with pytest.raises(ValueError, match="num_returns=3, its generator has yielded 2 items"):
+        get(refs[2])
+    with pytest.raises(ValueError, match="num_returns=2, its generator has yielded 3 items"):
+        get(count.options(num_returns=2).remote(3)[0])
     with pytest.raises(ValueError, match="has yielded 2 items"):
         get(count.options(num_returns=1).remote(2))
 

@@ -358,9 +358,14 @@ class LocalEngine:
             items: list[Any] = []
             try:
                 items += value
+                if len(items) != len(refs):
+                    raise ValueError(
+                        f"the task has num_returns={len(refs)}, its generator has yielded {len(items)} items"
+                    )
             except Exception:
-                for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
-                    ref.stored = Stored(item)
+                if len(items) <= len(refs):
+                    for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
+                        ref.stored = Stored(item)
                 raise
             value = items
         if len(refs) == 1:

@@ -57,7 +57,7 @@ _COROUTINE = "the generator's items come from a task, which takes no values back
 # By class: members and their reasons.
 REFUSED |= {
     "ObjectRef": {
-        **dict.fromkeys(("from_binary", "from_hex", "from_random", "nil"), _NOT_MADE),
+        **dict.fromkeys(("from_binary", "from_hex", "from_random"), _NOT_MADE),
         **dict.fromkeys(("call_site", "owner_address", "redis_shard_hash", "tensor_transport"), _CORE),
     },
     "ObjectRefGenerator": dict.fromkeys(("aclose", "asend", "athrow", "send", "throw"), _COROUTINE),

@@ -16,6 +16,7 @@ from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.tasks import context, runtime_env
 from fastrt.tasks.actor_handle import ActorHandle
+from fastrt.tasks.functions import inner_name
 from fastrt.tasks.placement_group import get_current_placement_group
 
 __all__ = ["RuntimeContext", "get_runtime_context"]
@@ -135,11 +136,16 @@ class RuntimeContext:
 
     def get_task_name(self) -> str | None:
         """Return the name of the task that runs here; None in a driver."""
-        return self._now.task_name
+        found = self._now.task_name
+        return None if found is None else inner_name(found)
 
     def get_task_function_name(self) -> str | None:
-        """Return the name of the function of the task that runs here; None in a driver."""
-        return self._now.task_name
+        """Return the name, with its module, of the function of the task that runs here; None in a driver."""
+        if engines.current() is not None:
+            return self.get_task_name()
+        store = store_client.require()
+        task = store.task_here()
+        return None if task is None else store.function_name(task)
 
     def get_actor_id(self) -> str | None:
         """Return the id of the actor in whose process the code runs; None elsewhere."""

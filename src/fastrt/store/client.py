@@ -82,10 +82,10 @@ class Store:
         self.files = FileValues(self)
         self.serves = False  # this process holds memory for other nodes; see `room.RoomWait`
         self._lone_gets = warnings.LoneGets()
-        # The index of the task that runs on this thread, the name of a task, and the index of this process's actor.
-        self.task_here: Callable[[], int | None] = _nothing
+        self.task_here: Callable[[], int | None] = _nothing  # the index of the task that runs on this thread
         self.task_name: Callable[[int], str] = str
-        self.actor_here: int | None = None
+        self.function_name: Callable[[int], str] = str  # of a task; with its module
+        self.actor_here: int | None = None  # the index of this process's actor
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
         self.note: Callable[[Any], object] | None = None  # called with the references that this process creates
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`

@@ -35,6 +35,10 @@ class ObjectRef(handles.Ref, Generic[T]):
 
     __slots__ = ()
 
+    def __init__(self, *given: Any) -> None:
+        if given:  # the core makes references without this call
+            raise TypeError("a reference is returned by put, or by the call of a task; it is not made of bytes")
+
     def hex(self) -> str:
         """Return the 64-bit object reference as 16 hex digits: node in the first four, counter in the rest."""
         return f"{self.objref:016x}"

@@ -337,6 +337,9 @@ class ActorHandle(Generic[Instance]):
             + (", ".join(which.name for which in plan.methods if not which.name.startswith("_")) or "none")
         )
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(which.name for which in plan_of(self).methods)})
+
     @property
     def _actor_id(self) -> ActorID:
         """The actor's id, under the name by which Ray's programs read it."""

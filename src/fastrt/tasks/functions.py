@@ -54,6 +54,11 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
     return found, functions.Watched(watched) if watched else None
 
 
+def inner_name(qualified: str) -> str:
+    """Return the name of a function or method without the functions that it is defined in."""
+    return qualified.rpartition("<locals>.")[2]
+
+
 class FunctionCache:
     """The functions that this process has loaded.
 

@@ -304,6 +304,7 @@ class Policy:
         timeout_s: seconds that an attempt may run; 0: no limit.
         environment: in which it runs; None: its worker's.
         max_calls: how many tasks of this function a worker runs before it leaves; 0: any number.
+        name: of the call of a method; empty: that of the class and the method.
     """
 
     dynamic: bool = False
@@ -314,6 +315,7 @@ class Policy:
     timeout_s: float = 0.0
     environment: Environment | None = None
     max_calls: int = 0
+    name: str = ""
 
     def delay(self, attempts: int) -> float:
         """Return how many seconds the next attempt waits after that many attempts."""
@@ -397,6 +399,7 @@ def read(kind: str, options: Mapping[str, Any], function: Any = None) -> Setting
         timeout_s=_seconds(given, "timeout"),
         environment=around,
         max_calls=given.get("max_calls", 0),
+        name=given.get("name", "") if kind == METHODS else "",
     )
     if not policy.delay_s and any(name in given for name in _DELAYS[1:]):
         raise ValueError(f"{' and '.join(_DELAYS[1:])} say how retry_delay grows: give that, too")

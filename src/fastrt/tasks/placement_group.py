@@ -100,6 +100,7 @@ class PlacementGroup(Group):
             return _there(store, self, _ready)
         return store.with_room(0, lambda: _await_group(store, self))
 
+    @property
     def is_empty(self) -> bool:
         """Whether the group has no bundles: never."""
         return False

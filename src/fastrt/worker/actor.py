@@ -30,6 +30,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks import namespaces
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.exit_actor import ActorLeaves
+from fastrt.tasks.functions import inner_name
 from fastrt.tasks.marks import Source
 from fastrt.tasks.method import MethodPlan, bound_method, built
 from fastrt.worker import environments
@@ -288,7 +289,11 @@ class ActorWorker(Worker):
 
     def name_of(self, task: int) -> str:
         """Return a call's name for messages."""
-        return f"{self.plan.name}.{self._method(task).name}"
+        return self.policies.of(task).name or f"{self.plan.name}.{self._method(task).name}"
+
+    def function_name_of(self, task: int) -> str:
+        """Return the name of a call's method with the module of the class."""
+        return f"{type(self._instance).__module__}.{inner_name(self.plan.name)}.{self._method(task).name}"
 
     def _method(self, task: int) -> MethodPlan:
         return self.plan.method_of(core.function_of(self._client, task)[1])[0]

@@ -18,14 +18,14 @@ from fastrt._core.tasks import admission, cancel, generators, tally
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.runner import Runner
-from fastrt.errors import ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
+from fastrt.errors import ArgumentError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store import failures, unread
 from fastrt.store.client import Store
 from fastrt.store.messages import Blocked, Unblocked
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
-from fastrt.tasks.functions import FunctionCache
+from fastrt.tasks.functions import FunctionCache, inner_name
 from fastrt.tasks.marks import Source
 from fastrt.worker.alarms import Clock
 from fastrt.worker.debugger import Debugger
@@ -98,7 +98,7 @@ class Worker:
         store.on_block = self._on_block
         store.help_with = self._help_with
         store.check_wait = self._check_wait
-        store.task_here, store.task_name = self.task_here, self.name_of
+        store.task_here, store.task_name, store.function_name = self.task_here, self.name_of, self.function_name_of
         for output in outputs:
             output.source = self.source_here
 
@@ -274,6 +274,11 @@ class Worker:
         """Return a task's name for messages."""
         return self._functions.name(task)
 
+    def function_name_of(self, task: int) -> str:
+        """Return the name of a task's function with its module."""
+        function = self._functions.get(task)[1]
+        return f"{function.__module__}.{inner_name(getattr(function, '__qualname__', self.name_of(task)))}"
+
     def fail(self, task: int, exc: BaseException) -> None:
         """Seal an exception as the results, and end the task."""
         self._fail(task, exc)
@@ -284,40 +289,44 @@ class Worker:
             return
         count = core.info(self._client, task)["returns"]
         if count and inspect.isgenerator(value):
-            value = self._drain(task, value, count)
+            items = self._drain(task, value, count)
+            value = items if count > 1 else items[0]
         if count == 1:
             self._store.put_result(task, 0, serialize(value))
         elif count:
-            if not isinstance(value, (tuple, list)) or len(value) != count:
-                what = f"{len(value)}" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
-                raise ValueError(f"the task has num_returns={count}, its function returned {what}")
-            for k, item in enumerate(value):
-                self._store.put_result(task, k, serialize(item))
+            wanted = f"the task has num_returns={count}, its function returned"
+            if not isinstance(value, (tuple, list)):
+                raise ArgumentError(f"{wanted} a {type(value).__name__}")
+            if len(value) != count:
+                raise ValueError(f"{wanted} {len(value)}")
+            self._put_items(task, value)
         core.finish(self._client, task)
 
-    def _drain(self, task: int, generator: Any, count: int) -> Any:
+    def _put_items(self, task: int, items: Sequence[Any]) -> None:
+        for k, item in enumerate(items):
+            self._store.put_result(task, k, serialize(item))
+
+    def _drain(self, task: int, generator: Any, count: int) -> list[Any]:
         """Collect the items of a generator whose task has a fixed number of results.
 
-        If it raises and does not run again, its items are the first results, and the error is all others.
+        If it raises or yields too few, and does not run again, its items are the first results, and the error is all
+        others. If it yields too many, the error is all results: else the items beyond their number would be lost.
         """
         items: list[Any] = []
         self._runner.interruptible = True  # user code again
         try:
             items += generator
+            if len(items) != count:
+                raise ValueError(f"the task has num_returns={count}, its generator has yielded {len(items)} items")
         except Exception as exc:
             self._runner.interruptible = False
             again = not self.retries.in_place and self.retries.wanted(task, exc)
-            if not again and not core.cancelled(self._client, task):
-                for k, item in enumerate(items[:count]):
-                    self._store.put_result(task, k, serialize(item))
+            if not again and len(items) <= count and not core.cancelled(self._client, task):
+                self._put_items(task, items)
             raise
         finally:
             self._runner.interruptible = False
-        if count > 1:
-            return items
-        if len(items) != 1:
-            raise ValueError(f"the task has num_returns=1, its generator has yielded {len(items)} items")
-        return items[0]
+        return items
 
     def _fail(self, task: int, exc: BaseException) -> None:
         """Seal the error as every result that is not sealed yet, or run the task again."""

@@ -41,11 +41,32 @@ print("handle:", repr(member) == f"Actor(Member, {own})", ref.job_id() == ray.ge
 affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 there = who.options(scheduling_strategy=affinity), who.options(label_selector={"ray.io/node-id": node})
 print("placed:", [ray.get(one.remote())[1] == node for one in there], ray.ObjectRef.nil().is_nil())
+
+
+@ray.remote
+class Named:
+    def names(self):
+        context = ray.get_runtime_context()
+        return context.get_task_name(), context.get_task_function_name().rpartition("ids.")[2].removeprefix("__main__.")
+
+
+def made():
+    def inside():
+        context = ray.get_runtime_context()
+        return context.get_task_name(), context.get_task_function_name().rpartition(".")[2]
+
+    return ray.remote(inside)
+
+
+named = Named.remote()
+print("names:", ray.get([named.names.remote(), named.names.options(name="a call").remote()]))
+print("names:", ray.get([made().remote(), made().options(name="a task").remote()]))
+print("methods:", [name for name in dir(named) if not name.startswith("_")])
 group = ray.util.placement_group([{"CPU": 1}])
 ray.get(group.ready())
 table = ray.util.placement_group_table(group)
 print("group:", len(group.id.hex()), table["placement_group_id"] == group.id.hex(), group.bundle_specs)
-print("bundle:", table["bundles_to_node_id"] == {0: node})
+print("bundle:", table["bundles_to_node_id"] == {0: node}, group.is_empty)
 ray.util.remove_placement_group(group)
 ray.kill(member)
 # prints:
@@ -63,5 +84,8 @@ ray.kill(member)
 # lengths: 48 56 32 8 24
 # handle: True True
 # placed: [True, True] True
+# names: [('Named.names', 'Named.names'), ('a call', 'Named.names')]
+# names: [('inside', 'inside'), ('a task', 'inside')]
+# methods: ['names']
 # group: 36 True [{'CPU': 1.0}]
-# bundle: True
+# bundle: True False

@@ -24,6 +24,7 @@ from fastrt.ray.util.state.common import (
 from fastrt.runtime.state_api import rows_of
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.functions import inner_name
 
 _LIMIT, _TIMEOUT_S = 100, 30
 _TASKS = {
@@ -212,10 +213,11 @@ def _node_of(row: dict[str, Any]) -> str:
 
 def _actor(row: dict[str, Any]) -> ActorState:
     reason = {"actor_died_error_context": {"error_message": row["reason"]}} if row["state"] == "dead" else None
+    state = _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY")
     return ActorState(
-        ActorID.widened(row["actor_id"]).hex(), row["class"], _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY"),
-        name=row["name"], node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"],
-        death_cause=reason, is_detached=row["detached"], num_restarts=row["restarts"],
+        ActorID.widened(row["actor_id"]).hex(), inner_name(row["class"]), state, name=row["name"],
+        node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"], death_cause=reason,
+        is_detached=row["detached"], num_restarts=row["restarts"],
     )  # fmt: skip
 
 
@@ -223,16 +225,18 @@ def _task(row: dict[str, Any]) -> TaskState:
     state = "PENDING_NODE_ASSIGNMENT" if row["waits_for"] == "resources" else _TASKS[row["state"]]
     kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
     runs = row["pid"] is not None
+    name = inner_name(row["name"])
     return TaskState(
-        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, row["name"], state, kind,
-        row["name"], node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, name, state, kind, name,
+        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
     )  # fmt: skip
 
 
 def _failed(row: dict[str, Any]) -> TaskState:
+    name = inner_name(row["name"])
     return TaskState(
-        TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, row["name"], "FAILED",
-        "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", row["name"], node_id=_node_of(row),
+        TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
+        "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, node_id=_node_of(row),
         worker_pid=row["pid"], error_type=row["type"], error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
     )  # fmt: skip
