@@ -11,6 +11,9 @@ The invariants, checked at each read and at the end:
 - when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
 - no value is given up while no machine is lost and the head reaches all nodes;
 - whenever nothing is on its way between two nodes, they agree (`invariants`);
+- calls of one caller begin in their order in each process of an actor, and not more often than their retries allow;
+- each item of a generator goes to one reader, a reader gets them in order, and the only reader gets all of them;
+- actors without handles end, and so do generators without readers;
 - the messages between the nodes stay in proportion to the tasks.
 """
 
@@ -34,18 +37,20 @@ from typing import Any
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, uplink, value_traffic
-from fastrt.errors import FastrtError, ObjectLostError, WorkerCrashedError
+from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.node import janitor
 from fastrt.store import unread
-from fastrt.tasks import cancel
+from fastrt.tasks import actor_records, cancel
+from fastrt.tasks.actor_handle import ActorPlan
 
 from . import invariants
 from .faults import BEGIN_S, WORK_S, Faults
+from .items import ItemsRead
 from .links import Native, Puller, SimWaiter
 from .network import Network
-from .node import Node
+from .node import PARTS_ARE_LOST, Node
 from .program import LARGE, VALUE, Program, Shape
 from .world import Process, World, patched
 
@@ -54,6 +59,7 @@ QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep v
 CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
+ITEMS_ARE_LOST = "further items of a generator are lost"
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Family:
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
+_OF_ACTORS = ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "kill_actor", "kill_actor", "cut",
+              "drop_copies")  # fmt: skip
 FAMILIES = {
     "": Family(),
     # No faults: no error is an excuse, and no task runs twice.
@@ -103,6 +111,19 @@ FAMILIES = {
     # All nodes get more tasks than they can run, and know late how busy the others are.
     "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
                    delay_s=(0.01, 0.1, 0.4)),
+    # Actors on all nodes, whose handles are passed on; calls in order.
+    "actors": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.45, kill=0.06,
+                           kids=(0, 0, 1, 2)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
+    # Generators, read on the node that submits them and on others, to the end or not.
+    "streams": Family(Shape(pinned=0.5, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), streams=0.5,
+                            kids=(0, 0, 1)), ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut",
+                            "drop_copies", "slow"), (0.1, 0.02), (4.0, 0.1)),
+    "both": Family(Shape(LARGE, 0, 0.4, (0, 0, 1, 2), (0.001, 0.05, 0.3), 0.15, (0.01, 0.2, 0.8), actors=0.3, kill=0.05,
+                         streams=0.3), (*_OF_ACTORS, "lose_node", "kill_driver"), (0.1, 0.02), (4.0, 0.1)),
+    # No faults: actors die only when they are killed, and a generator's items all arrive.
+    "still": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), cancel=0.0, actors=0.35,
+                          streams=0.3, kids=(0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
+                    delay_s=(0.001, 0.01, 0.1)),
 }  # fmt: skip
 
 
@@ -161,6 +182,9 @@ class Cluster:
         self._port = 20_000
         self.head: Process | None = None
         self.reads = 0
+        self.calls: dict[tuple[int, int], int] = {}  # how often each has begun
+        self.items = ItemsRead(self.program, self.world.violation)
+        self._callers = 0
         self.faults: list[str] = []
         self.drivers: list[Any] = []
         self.exchanges: dict[Any, None] = {}
@@ -179,6 +203,8 @@ class Cluster:
         """Check a value that was read."""
         self.reads += 1
         program = self.program
+        if isinstance(value, ActorPlan) and value.name == key:
+            return
         if value == key and not program.sizes[key] and not program.contents[key]:
             return
         right = isinstance(value, tuple) and value[0] == key and value[1] == program.padding(key)
@@ -189,15 +215,43 @@ class Cluster:
         """Check an error that was read."""
         self.reads += 1
         self.world.say(f"{reader} read {type(exc).__name__}: {exc} as {key}")
+        if key.endswith("*"):
+            key = f"t{key[1:-1]}.0"
         if self.program.outcome[key] != VALUE:
             return
         if self.may_lose and isinstance(exc, ObjectLostError):
             return
         if self.may_fail and isinstance(exc, WorkerCrashedError):
             return
-        if self.may_fail and isinstance(exc, FastrtError) and "its parts are lost" in str(exc):
+        if self.may_miss and isinstance(exc, FastrtError) and PARTS_ARE_LOST in str(exc):
+            return
+        if self.actors_may_die and isinstance(exc, ActorDiedError):
+            return
+        if self.faults and isinstance(exc, ObjectLostError) and ITEMS_ARE_LOST in str(exc):
             return
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
+
+    def new_caller(self) -> int:
+        """Return the number of another caller of actors: a driver, or a run of a task."""
+        self._callers += 1
+        return self._callers
+
+    def count_call(self, number: int, caller: int, call: int) -> None:
+        """Count that a call begins; it may begin again as often as its retries allow."""
+        count = self.calls[caller, call] = self.calls.get((caller, call), 0) + 1
+        retries = self.program.tasks[number].retries
+        if 0 <= retries < count - 1:
+            self.world.violation(f"call {call} of caller {caller} began {count} times with {retries} retries")
+
+    @property
+    def actors_may_die(self) -> bool:
+        """Whether calls may fail because their actor's process has ended."""
+        return bool(self.program.actors and (self.faults or self.program.killed))
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether a program may lack what it puts into values."""
+        return self.may_fail or self.actors_may_die or bool(self.faults and self.family.shape.streams)
 
     def count_extra_run(self, number: int) -> None:
         """Note that a node which does not own a task runs it again: the owner does not count that run."""
@@ -293,10 +347,15 @@ class Cluster:
                 if not driver.is_done and driver.process.alive:
                     world.violation(f"the driver on {driver.node.host} never ended: {driver.doing}")
         if world.violations:
+            for node in self.nodes:
+                node.say_tasks()
             return
         for driver in drivers:
             if driver.process.alive:
                 driver.refs.clear()
+        for node in self.nodes:
+            if node.alive and self.program.actors:
+                node.end_detached()
         gc.collect()
         world.run(world.now + QUIET_S)
         gc.collect()
@@ -426,6 +485,11 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
             if node.alive and node.segment is store.client.segment:
                 world.after(0.0001, node.interrupt)
 
+    def end_process(store: Any, index: int, info: dict[str, Any], number: int) -> None:
+        for node in cluster.nodes:
+            if node.alive and node.segment is store.client.segment:
+                world.after(0.0001, partial(node.end_process, info["client"]))
+
     return [
         (time, "monotonic", world.monotonic),
         (os, "urandom", rng.randbytes),
@@ -443,6 +507,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (daemon_link, "threading", _THREADS),
         (cancel, "interrupt", interrupt),
         (janitor, "interrupt", interrupt),
+        (actor_records, "_end_process", end_process),
         (value_traffic, "BYTES_MIN", 32 << 10),
         (value_traffic, "SPREAD_BYTES_MIN", 40 << 10),
         (uplink, "_TIDY_S", cluster.tidy_s),

@@ -19,6 +19,8 @@ TRAP_S = 3.0  # in which a fault waits for its message
 MESSAGES = ("task", "value", "value", "release", "ended", "claim", "named", "where", "from", "copy", "again", "taken",
             "cancel", "function", "forget", "hello")  # fmt: skip
 
+MORE_MESSAGES = ("actor", "call", "plan", "kill", "gone", "fallen", "unhost", "reads", "over")  # of actors, generators
+
 
 class Faults:
     """The faults of one cluster.
@@ -75,7 +77,9 @@ class Faults:
 
     def _trap(self, rng: random.Random, what: str) -> tuple[int, Trap, str]:
         k = rng.randrange(self.cluster.plan.nodes)
-        kind, left = rng.choice(MESSAGES), 1 + int(rng.random() ** 2 * 12)
+        shape = self.cluster.family.shape
+        kinds = MESSAGES + MORE_MESSAGES * bool(shape.actors or shape.streams)
+        kind, left = rng.choice(kinds), 1 + int(rng.random() ** 2 * 12)
         trap = Trap(kind, left, rng.choice((0.0, 1e-4, 1e-3, 1e-2, 0.05)) * rng.random(), lambda host: None)
         return k, trap, f"{what} n{k + 1} {trap.delay_s:.5f} s after its {left}. {kind!r} from then on"
 
@@ -126,6 +130,16 @@ class Faults:
                 node.kill(node.workers[int(which * len(node.workers))])
 
         return f"kill a worker of n{k + 1}", fault, 1.0
+
+    def _kill_actor(self, rng: random.Random) -> Any:
+        k, which = rng.randrange(self.cluster.plan.nodes), rng.random()
+
+        def fault() -> None:
+            hosts = self.cluster.nodes[k].hosts
+            if self.cluster.nodes[k].alive and hosts:
+                self.cluster.nodes[k].kill(hosts[int(which * len(hosts))])
+
+        return f"kill an actor of n{k + 1}", fault, 1.0
 
     def _kill_driver(self, rng: random.Random) -> Any:
         k = rng.randrange(self.cluster.plan.nodes)

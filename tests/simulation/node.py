@@ -2,13 +2,11 @@
 
 The daemon is not a process here but a set of callbacks: what it does is the real `Admission`, `KeptObjectTable` and
 `Janitor`. The uplink is the real `Uplink`; only its sockets, its clock and its waiting thread are the simulator's.
-Workers and drivers run the programs of `program` through the real core.
+Workers, the processes of actors and drivers run the programs of `program` (`members`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -17,27 +15,32 @@ from typing import Any
 from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment, sweep
-from fastrt._core.objects import functions, handles, remote
+from fastrt._core.objects import functions, remote
 from fastrt._core.repair import inspect
 from fastrt._core.repair.fsck import fsck, usage
+from fastrt._core.tasks import actors, generators, submission, tally
 from fastrt._core.tasks import admission as core_admission
-from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.uplink import Uplink
 from fastrt.config import RESOURCE_PARTS
-from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.errors import FastrtError
+from fastrt.node.actors import Actors
 from fastrt.node.janitor import Janitor
 from fastrt.node.kept import KeptObjectTable
 from fastrt.store import messages
 from fastrt.store.client import Store
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.serialize import serialize
-from fastrt.tasks.cancel import cancel_in
+from fastrt.tasks.actor_handle import ActorPlan, dead_actor
+from fastrt.tasks.actor_records import kill_in
+from fastrt.tasks.method import MethodPlan
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import Demand, export, parts_of
 
-from .links import BACKLOG_S, Lasting, SimAdmission, SimWaiter
-from .program import VALUE, Program, TaskSpec
-from .world import Process, World, pause
+from .links import BACKLOG_S, Lasting, SimAdmission
+from .members import ActorHost, Driver, Member, Worker
+from .program import VALUE, ActorSpec, Program, TaskSpec
+from .world import World
 
 CODE = b"the code of every task " * 4
 STORE_BYTES = 48 << 20
@@ -45,204 +48,10 @@ WORKERS_MAX = 20  # of a node
 ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
 RESTART_S = (0.05, 0.4)  # of an uplink
-
-
-class Member:
-    """A process with a slot in the arena."""
-
-    def __init__(self, node: Node, kind: int, name: str) -> None:
-        self.node = node
-        self.process = Process(node.world, node.host, name)
-        self.slot, gen = clients.admit(node.segment, os.getpid(), kind, name)
-        self.client = Client(node.segment, self.slot, gen)
-        self.store = Store(self.client, 0.0, tell=self._tell)
-        self.store.users.clear()
-        self.process.after_step = node.after_step
-
-    def _tell(self, message: Any) -> bool:
-        self.node.to_daemon(message)
-        return True
-
-    async def load(self, ref: Any) -> Any:
-        """The value of a ready reference, whose bytes may be on another node.
-
-        Raises:
-            Exception: the error that it holds.
-        """
-        wait_s = 0.02
-        while remote.is_missing(self.client, ref):
-            self._tell(messages.Restore(ref.index, ref.objref))
-            await pause(wait_s)
-            wait_s = min(1.0, 2 * wait_s)
-        return self.store.load(ref, True)
-
-
-class Worker(Member):
-    """A worker: claims tasks and runs them by the program."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node, clients.KIND_WORKER, "worker")
-        self.idle: asyncio.Future[None] | None = None
-        self.task = self.number = -1
-        self.interrupted: asyncio.Event | None = None
-        self.process.start(self.main)
-
-    async def main(self) -> None:
-        while True:
-            task = core.next_task(self.client, 0.0, 0.0)
-            if task < 0:
-                self.idle = asyncio.get_running_loop().create_future()
-                await self.idle
-                continue
-            self.task = task
-            self.interrupted = asyncio.Event()
-            try:
-                await self.run(task)
-            except FastrtError as exc:
-                self.store.put_error(task, exc)
-                core.finish(self.client, task)
-            self.task = -1
-
-    async def load(self, ref: Any) -> Any:
-        """The value of a reference; another worker takes this one's place while its bytes are elsewhere."""
-        if not remote.is_missing(self.client, ref):
-            return self.store.load(ref, True)
-        self.node.block(self)
-        try:
-            return await super().load(ref)
-        finally:
-            self.node.blocked.discard(self)
-
-    def wake(self) -> None:
-        idle, self.idle = self.idle, None
-        if idle is not None and not idle.done():
-            idle.set_result(None)
-
-    async def run(self, task: int) -> None:
-        cluster = self.node.cluster
-        _, (number, *refs), _ = core.arguments(self.client, task)
-        spec = cluster.program.tasks[number]
-        self.number = number
-        cluster.check_hops(number, core.info(self.client, task)["hops"])
-        cluster.starts[number] = cluster.starts.get(number, 0) + 1
-        cluster.world.say(f"{self.node.host} runs task {number}")
-        scope: dict[str, Any] = {}
-        try:
-            for key, ref in zip(spec.args, refs, strict=True):
-                scope[key] = ref
-                try:
-                    value = await self.load(ref)
-                except FastrtError as exc:
-                    if not core.cancelled(self.client, task):
-                        cluster.check_error(key, exc.with_traceback(None), f"task {number} on {self.node.host}")
-                    raise
-                cluster.check(key, value, f"task {number} on {self.node.host}")
-                for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
-                    scope.setdefault(inner, inside)
-            if spec.duration_s:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.interrupted.wait(), spec.duration_s)
-            if core.cancelled(self.client, task):
-                raise TaskCancelledError("it was cancelled while it ran")
-            if spec.fails:
-                raise FastrtError(f"task {number} fails")
-        except Exception as exc:
-            error = exc.with_traceback(None)
-            if isinstance(exc, AssertionError):
-                raise
-            cluster.world.say(f"{self.node.host} task {number} has failed: {type(exc).__name__}: {exc}")
-            self.store.put_error(task, error)
-            core.finish(self.client, task)
-            return
-        for key in spec.puts:
-            scope[key] = self.node.put(self, key, scope)
-        for kid in spec.kids:
-            self.node.submit(self, cluster.program.tasks[kid], scope)
-        for k, key in enumerate(spec.results):
-            if len(spec.results) == 1 and not cluster.program.contents[key] and not cluster.program.sizes[key]:
-                assert core.finish_scalar(self.client, task, key)
-                return
-            self.store.put_result(task, k, serialize(self.node.value(key, scope)))
-        core.finish(self.client, task)
-
-
-class Driver(Member):
-    """A driver: submits, reads, passes on and drops by the program."""
-
-    def __init__(self, node: Node, ops: list[tuple], index: int) -> None:
-        super().__init__(node, clients.KIND_DRIVER, f"driver{index}")
-        self.client.adopt_job(self.client.job)
-        self.ops = ops
-        self.refs: dict[str, Any] = {}
-        self.is_done = False
-        self.doing: Any = None
-        self.waiter = SimWaiter(self.store, self.process.loop)
-        self.function = node.function(self, 0)
-        self.process.start(self.main)
-
-    async def ready(self, ref: Any) -> None:
-        if not handles.is_ready(self.client, ref):
-            future = asyncio.get_running_loop().create_future()
-            self.waiter.add(ref, lambda ref: future.done() or future.set_result(None))
-            await future
-
-    async def get(self, key: str, ref: Any, deep: int, seen: set[str]) -> None:
-        """Read an object and what it contains, and check it."""
-        cluster = self.node.cluster
-        self.doing = "get", key, ref.objref
-        await self.ready(ref)
-        try:
-            value = await self.load(ref)
-        except Exception as exc:
-            if isinstance(exc, AssertionError):
-                raise
-            cluster.check_error(key, exc.with_traceback(None), f"the driver on {self.node.host}")
-            return
-        cluster.check(key, value, f"the driver on {self.node.host}")
-        for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
-            self.refs.setdefault(inner, inside)
-            if deep and inner not in seen:
-                seen.add(inner)
-                await self.get(inner, inside, deep - 1, seen)
-
-    async def main(self) -> None:
-        cluster = self.node.cluster
-        for what, *rest in self.ops[1:]:
-            self.doing = what, rest
-            if what == "put":
-                self.refs[rest[0]] = self.node.put(self, rest[0], self.refs)
-            elif what == "submit":
-                spec = cluster.program.tasks[rest[0]]
-                if all(key in self.refs for key in spec.args):
-                    self.node.submit(self, spec, self.refs)
-                    cluster.submitted.add(spec.number)
-            elif what == "get" and rest[0] in self.refs:
-                await self.get(rest[0], self.refs[rest[0]], 0, set())
-            elif what == "drop":
-                self.refs.pop(rest[0], None)
-            elif what == "forget":
-                self.refs.clear()
-            elif what == "cancel":
-                ref = self.refs.get(cluster.program.tasks[rest[0]].results[0])
-                if ref is not None:
-                    cancel_in(self.store, ref)
-            elif what == "sleep":
-                await pause(rest[0])
-            else:
-                await pause(0)
-        seen: set[str] = set()
-        for key in list(self.refs):
-            if key not in seen:
-                seen.add(key)
-                await self.get(key, self.refs[key], 3, seen)
-        self.doing = "nothing"
-        self.refs.clear()
-        self.is_done = True
-
-
-def inside_of(value: Any) -> list[Any]:
-    """The references in a value."""
-    return value[2] if isinstance(value, tuple) else []
+FORK_S = (0.001, 0.1)  # of an actor's process
+ROOM = "room"  # a resource that actors take
+PARTS_ARE_LOST = "its parts are lost"
+METHODS = (MethodPlan("call", 0, "", 0, -1, None, False),)
 
 
 class UplinkMember(Member):
@@ -320,16 +129,28 @@ class Node:
         self.janitor = Janitor(self.store)
         self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
         self.members: dict[int, Member] = {}
+        room = {ROOM: 64 * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
         self.admission = SimAdmission(
             self.store,
-            {"CPU": cpus * RESOURCE_PARTS},
+            {"CPU": cpus * RESOURCE_PARTS, **room},
             {},
             True,
             self._runs_here,
-            lambda slot: False,
-            lambda: None,
+            self._is_blocked,
+            self._want_actors,
             self.world.say,
         )
+        self.actors = Actors(
+            self.store,
+            self._fork,
+            self.admission.may_start,
+            self.admission.on_process,
+            self._on_actor_ended,
+            self.admission.placing.waiting_actors,
+            self.world.say,
+        )
+        self._actors_wanted = self._refresh_wanted = False
+        self._pids = 1 << 20
         self._seen = 0
         self._in_step = False
         self.blocked: set[Worker] = set()
@@ -344,8 +165,15 @@ class Node:
         member.process.slowness = self.slowness
         return member
 
+    @property
+    def hosts(self) -> list[ActorHost]:
+        """The processes of actors."""
+        return [member for member in self.members.values() if isinstance(member, ActorHost)]
+
     def block(self, worker: Worker) -> None:
-        """Start another worker in the place of one that waits."""
+        """Start another worker in the place of one that waits; an actor's process has no place."""
+        if isinstance(worker, ActorHost):
+            return
         self.blocked.add(worker)
         if len(self.workers) - len(self.blocked) < self.cpus and len(self.workers) < WORKERS_MAX:
             self.workers.append(self._add(Worker(self)))
@@ -361,6 +189,9 @@ class Node:
 
     def _runs_here(self, slot: int) -> bool:
         return slot in self.members and not isinstance(self.members[slot], UplinkMember)
+
+    def _is_blocked(self, slot: int) -> bool:
+        return getattr(self.members.get(slot), "waits", False)
 
     def _slot_of(self, link: Any) -> int | None:
         uplink = self.uplink
@@ -380,6 +211,8 @@ class Node:
         elif isinstance(message, messages.Restore):
             if remote.is_remote(self.client, message.entry, message.objref) and self.admission.uplink is not None:
                 self.admission.uplink.post(messages.Fetch(message.entry, message.objref))
+        elif isinstance(message, messages.ActorsChanged):
+            self.tend_actors()
         elif isinstance(message, messages.Holds):
             self.admission.on_holds(link, message)
         elif isinstance(message, messages.KeepObject):
@@ -392,6 +225,7 @@ class Node:
         if self.alive:
             self.admission.refresh()
             self.kept.tend(self.admission.uplink)
+            self.tend_actors()
             self.after_step()
             self.world.after(1.0, self._tend)
 
@@ -406,6 +240,42 @@ class Node:
             if self.world.rng.random() < 0.5:
                 remote.drop_copy(self.client, index, objref)
 
+    def _want_actors(self) -> None:
+        self._actors_wanted = True
+
+    def _on_actor_ended(self, actor: int) -> None:
+        self.admission.on_actor_ended(actor)
+        self._refresh_wanted = True
+
+    def tend_actors(self) -> None:
+        """Start, restart and end actors, as the daemon does."""
+        self._actors_wanted = True
+        while self._actors_wanted or self._refresh_wanted:
+            if self._refresh_wanted:
+                self._refresh_wanted = False
+                self.admission.refresh()
+            self._actors_wanted = False
+            self.actors.tend()
+
+    def _fork(self, actor: int) -> None:
+        """Start a process for an actor."""
+        self._pids += 1
+        pid = self._pids
+
+        def forked() -> None:
+            if self.alive:
+                self.actors.started(actor, pid, False)
+                self._add(ActorHost(self, actor, pid))
+                self.actors.joined(pid)
+
+        self.world.after(self.world.rng.uniform(*FORK_S), forked)
+
+    def end_process(self, client: int | None) -> None:
+        """Kill the process of an actor on someone's order."""
+        member = self.members.get(-1 if client is None else client)
+        if self.alive and isinstance(member, ActorHost):
+            self.kill(member)
+
     def after_step(self) -> None:
         """Do the work of a wake of the arena: waiters look, workers claim, the daemon reads changed records."""
         if self._in_step or not self.alive:
@@ -419,10 +289,15 @@ class Node:
             idle = [worker for worker in self.workers if worker.idle is not None and worker.process.alive]
             for worker in idle[:queued]:
                 worker.process.call(worker.wake)
+        for member in self.hosts:
+            if member.idle is not None and member.process.alive and member.inbox.arm():
+                member.process.call(member.wake)
         seen = core_admission.wait_news(self.client, 0xFFFFFFFF, 0.0)  # no sleep: the word differs
         if seen != self._seen:
             self._seen = seen
             self.admission.refresh()
+        if self._actors_wanted or self._refresh_wanted:
+            self.tend_actors()
         self._in_step = False
 
     # ---- deaths ----
@@ -431,9 +306,13 @@ class Node:
         """Kill a process; the daemon notices a moment later, and starts another one in its place."""
         if not member.process.alive:
             return
-        if isinstance(member, Worker) and member.task >= 0 and core.info(member.client, member.task)["hops"]:
+        if type(member) is Worker and member.task >= 0 and core.info(member.client, member.task)["hops"]:
             self.cluster.count_extra_run(member.number)
         self.world.say(f"{self.host}: {member.process.name} is killed")
+        self.exit(member)
+
+    def exit(self, member: Any) -> None:
+        """Have a process end now; the daemon notices a moment later."""
         member.process.kill()
         member.client.abandon()
         self.world.after(self.world.rng.uniform(*BURY_S), lambda: self._bury(member))
@@ -445,15 +324,20 @@ class Node:
             member.lasting.close()
             self.admission.on_hang_up(member.lasting.to_uplink)
             self.world.after(self.world.rng.uniform(*RESTART_S), self._new_uplink)
+        pid = member.pid if isinstance(member, ActorHost) else os.getpid()
+        self.actors.fell(member.slot, pid, "was killed")
         self.janitor.bury(member.slot, os.getpid(), "was killed")
+        self.actors.ended(pid, "was killed")
         self.janitor.wake_all()
         if isinstance(member, UplinkMember):
             self._check_no_guests()
         del self.members[member.slot]
-        if isinstance(member, Worker):
+        if type(member) is Worker:
             self.workers.remove(member)
             self.blocked.discard(member)
             self.workers.append(self._add(Worker(self)))
+        self.blocked.discard(member)
+        self.tend_actors()
         self.after_step()
 
     def _check_no_guests(self) -> None:
@@ -495,14 +379,17 @@ class Node:
 
     def value(self, key: str, scope: dict[str, Any]) -> Any:
         program: Program = self.cluster.program
+        missing = [one for one in program.contents[key] if one not in scope]
+        if missing and (program.outcome[key] != VALUE or self.cluster.may_miss):
+            raise FastrtError(PARTS_ARE_LOST)
         return key, program.padding(key), [scope[one] for one in program.contents[key]]
 
     def put(self, member: Member, key: str, scope: dict[str, Any]) -> Any:
         program: Program = self.cluster.program
         missing = [one for one in program.contents[key] if one not in scope]
-        assert not missing or self.cluster.program.outcome[key] != VALUE or self.cluster.may_fail, (key, missing)
+        assert not missing or self.cluster.program.outcome[key] != VALUE or self.cluster.may_miss, (key, missing)
         if missing:
-            return member.store.put_serialized(serialize(FastrtError("its parts are lost")), True)
+            return member.store.put_serialized(serialize(FastrtError(PARTS_ARE_LOST)), True)
         return member.store.put(self.value(key, scope))
 
     def submit(self, member: Member, spec: TaskSpec, scope: dict[str, Any]) -> None:
@@ -510,12 +397,49 @@ class Node:
         demand = None
         nodes = self.cluster.nodes
         where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
-        if spec.cpus or where:
+        if (spec.cpus or where) and not spec.actor:
             demand = export(member.store, Demand(parts_of({"CPU": spec.cpus or 0.5}), node=where, soft=True))
         retries = RETRIES_FOREVER if spec.retries < 0 else spec.retries
-        options = submission.TaskOptions(function, len(spec.results), retries, demand=demand)
-        made = submission.submit(member.client, options, (spec.number, *(scope[key] for key in spec.args)))
-        scope.update(zip(spec.results, [made] if len(spec.results) == 1 else made, strict=True))
+        stream = generators.create(member.client, spec.limit) if spec.items else None
+        args = [self.cluster.items.new(spec)] if spec.items else []
+        args += [scope[key] for key in spec.args]
+        if spec.actor:
+            member.calls += 1
+            call = submission.CallOptions(scope[spec.actor], 0, len(spec.results), retries)
+            try:
+                made = submission.submit(member.client, call, (spec.number, member.caller, member.calls, *args), stream)
+            except submission.CallOfDead as dead:
+                task, made = dead.args
+                member.store.put_error(task, dead_actor(member.store, scope[spec.actor]))
+                core.finish(member.client, task, tally.CRASHED)
+        else:
+            options = submission.TaskOptions(function, len(spec.results), retries, demand=demand)
+            made = submission.submit(member.client, options, (spec.number, *args), stream)
+        if stream is not None:
+            scope[spec.names[0]] = ObjectRefGenerator(stream, made)
+        else:
+            scope.update(zip(spec.results, [made] if len(spec.results) == 1 else made, strict=True))
+
+    def create_actor(self, member: Member, spec: ActorSpec, scope: dict[str, Any]) -> None:
+        """Create an actor, whose handle is then in `scope`."""
+        nodes = self.cluster.nodes
+        where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
+        demand = export(member.store, Demand(parts_of({ROOM: 1}), node=where, soft=True))
+        cls = self.function(member, 0)
+        init = member.store.put(self.value(spec.key, scope))
+        session, job = self.segment.session, member.client.job
+        plan = ActorPlan(spec.key, session, METHODS, cls, init, 0, 1, demand=demand, job=job)
+        ref = member.store.put_serialized(serialize(plan))
+        name = f"{spec.key} of {member.caller}" if spec.detached else ""
+        actors.create(member.client, ref, cls.objref, name, spec.restarts, spec.detached, demand)
+        member.store.tell(messages.ActorsChanged())
+        scope[spec.key] = ref
+
+    def end_detached(self) -> None:
+        """Kill the detached actors of this node, which outlive their drivers."""
+        for name in actors.names(self.client):
+            kill_in(self.store, actors.index_of(self.client, actors.find(self.client, name)), "the program has ended")
+        self.tend_actors()
 
     def function(self, member: Member, number: int) -> Any:
         """The function with a number; the first one lasts with its driver, the others until no task names them."""
@@ -526,10 +450,16 @@ class Node:
 
     # ---- at the end ----
 
+    def say_tasks(self) -> None:
+        """Write the tasks that have not ended into the story of a run that fails."""
+        for row in inspect.tasks(self.client) if self.alive else ():
+            self.world.say(f"{self.host}: {row}")
+
     def leftovers(self) -> list[str]:
         """List the records that stay in the arena although nothing uses them."""
         found = usage(self.client)
-        said = [f"{self.host}: {found['tasks']} tasks are left"] if found["tasks"] else []
+        said = [f"{self.host}: {found[what]} {what} are left" for what in ("tasks", "actors") if found[what]]
+        said += [f"{self.host}: the process of actor {host.actor} is left" for host in self.hosts]
         rows = [name for name in ("placing",) if self.admission.placing.placed() or self.admission.placing.waiting()]
         said += [f"{self.host}: {name} still counts tasks" for name in rows]
         said += [f"{self.host}: {line}" for line in fsck(self.client, True)]

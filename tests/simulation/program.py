@@ -1,8 +1,12 @@
 """Random programs: what drivers and tasks do, and what every object must be.
 
 A program is fixed by its seed before anything runs. Each object has a key: `p3` was put by a driver, `t7.0` is a result
-of task 7, and `t7/1` was put by task 7. The value of an object is (key, padding, references); the keys of its
-references are known too. So every reader can check what it reads, also a task that runs for the second time.
+of task 7, and `t7/1` was put by task 7; a call of an actor is a task that names it. `a2` is a handle of an actor, `t8*`
+the generator of task 8, and `t8:3` its fourth item. The value of an object is (key, padding, references); the keys of
+its references are known too. So every reader can check what it reads, also a task that runs for the second time.
+
+No program waits for the end of a generator before it reads the items, and no call of an actor reads one: else a reader
+would wait for a task that waits for readers.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ class Shape:
         functions: how many different functions the tasks run.
         forget: how often a driver drops all its references, of its groups of operations.
         cancel: how many of a driver's tasks are cancelled.
+        actors: how many of a driver's operations are about actors.
+        kill: how many of these kill one.
+        streams: how many tasks and calls are generators.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -45,11 +52,31 @@ class Shape:
     functions: int = 1
     forget: float = 0.0
     cancel: float = 0.08
+    actors: float = 0.0
+    kill: float = 0.0
+    streams: float = 0.0
+
+
+@dataclass
+class ActorSpec:
+    """An actor.
+
+    Attributes:
+        key: of its handles.
+        restarts: how often it gets another process; -1: any number.
+        detached: it lives until it is killed.
+        where: which node should run it; -1: any.
+    """
+
+    key: str
+    restarts: int = 0
+    detached: bool = False
+    where: int = -1
 
 
 @dataclass
 class TaskSpec:
-    """A task.
+    """A task, or a call of an actor.
 
     Attributes:
         args: keys of its arguments.
@@ -60,6 +87,11 @@ class TaskSpec:
         cpus: what it demands; 0: nothing.
         where: which node should run it; -1: any.
         function: which function it runs.
+        actor: the key of the actor that it calls; empty: it is a task.
+        items: keys of what it yields; empty: it is no generator.
+        limit: unread items with which it pauses; 0: it never does.
+        pause_s: before each item.
+        reads: generators that it reads, and how many items of each at most.
     """
 
     number: int
@@ -73,6 +105,16 @@ class TaskSpec:
     where: int = -1
     function: int = 0
     fails: bool = False
+    actor: str = ""
+    items: list[str] = field(default_factory=list)
+    limit: int = 0
+    pause_s: float = 0.0
+    reads: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """What a caller has of it: its results, or its generator."""
+        return [f"t{self.number}*"] if self.items else self.results
 
 
 class Program:
@@ -94,6 +136,8 @@ class Program:
         self._retries = retries
         self._left = tasks
         self.tasks: dict[int, TaskSpec] = {}
+        self.actors: dict[str, ActorSpec] = {}
+        self.killed: set[str] = set()  # actors that drivers kill
         self.contents: dict[str, list[str]] = {}
         self.sizes: dict[str, int] = {}
         self.outcome: dict[str, str] = {}
@@ -127,6 +171,9 @@ class Program:
             made += [("forget",), ("sleep", rng.random() * self._shape.burst_s[-1])]
             scope.clear()
         for _ in range(rng.randint(1, 6)):
+            if self._shape.actors and rng.random() < self._shape.actors:
+                made += self._about_actors(scope)
+                continue
             what = rng.random()
             if what < 0.2:
                 key = self._object(f"p{len(self.contents)}", self._some(scope, 2), VALUE)
@@ -136,16 +183,26 @@ class Program:
             elif what < 0.75:
                 task = self._task(scope, 0)
                 made.append(("submit", task.number))
-                self.by_driver.append((task.args, task.results))
-                scope += task.results
+                self.by_driver.append((task.args, [*task.results, *task.items]))
+                if task.items and rng.random() < 0.5:  # no one else reads it, so it may wait for its reader
+                    task.limit = rng.choice((0, 1, 3))
+                    task.where = -1 if task.limit else task.where  # it takes no CPU that another one needs
+                    made.append(("read", task.names[0], rng.choice((0, 1, 2, 100))))
+                    if rng.random() < 0.3:
+                        made.append(("drop", task.names[0]))
+                else:
+                    scope += task.names
                 if rng.random() < self._shape.cancel:
                     # Half of them end only so.
-                    task.duration_s = rng.choice((task.duration_s, ENDLESS_S))
+                    task.duration_s = rng.choice((task.duration_s, task.duration_s if task.items else ENDLESS_S))
                     made += [("sleep", rng.random() * 0.1), ("cancel", task.number)]
-                    for key in task.results:
+                    for key in [*task.results, *task.items]:
                         self.outcome[key] = EITHER
             elif what < 0.85 and scope:
                 key = rng.choice(scope)
+                if key.endswith("*"):
+                    made += self._read(key, scope)
+                    continue
                 made.append(("get", key))
                 for inner in self.contents[key]:
                     if inner not in scope and self.outcome[key] == VALUE:
@@ -159,10 +216,56 @@ class Program:
                 made.append(("sleep", rng.random() * rng.choice(self._shape.burst_s)))
         return made
 
-    def _task(self, scope: list[str], depth: int) -> TaskSpec:
+    def _read(self, key: str, scope: list[str]) -> list[tuple]:
+        """Read some items of a generator; some drivers abandon it then."""
+        rng = self._rng
+        made: list[tuple] = [("read", key, rng.choice((1, 2, 5, 100)))]
+        if rng.random() < 0.3:
+            scope.remove(key)
+            made.append(("drop", key))
+        return made
+
+    def _about_actors(self, scope: list[str]) -> list[tuple]:
+        """Create an actor, call one several times, or kill one."""
+        rng = self._rng
+        there = [key for key in scope if key in self.actors]
+        if not there or (len(there) < 3 and rng.random() < 0.3):
+            key = f"a{len(self.actors)}"
+            self._object(key, [], VALUE)
+            where = rng.randrange(64) if rng.random() < 0.7 else -1
+            self.actors[key] = ActorSpec(key, rng.choice((0, 1, 3, -1)), rng.random() < 0.15, where)
+            scope.append(key)
+            self.by_driver.append(([], [key]))
+            return [("create", key)]
+        actor = rng.choice(there)
+        if rng.random() < self._shape.kill:
+            self.killed.add(actor)
+            return [("kill", actor, rng.random() < 0.4, rng.random() < 0.7)]
+        made: list[tuple] = []
+        for _ in range(rng.choice((1, 2, 3, 6))):
+            call = self._task(scope, 1, actor)
+            made.append(("submit", call.number))
+            self.by_driver.append(([actor, *call.args], [*call.results, *call.items]))
+            scope += call.names
+            if rng.random() < 0.05:
+                made += [("sleep", rng.random() * 0.05), ("cancel", call.number)]
+                self.outcome.update(dict.fromkeys([*call.results, *call.items], EITHER))
+        return made
+
+    def _make_generator(self, task: TaskSpec, inner: list[str]) -> None:
+        """Have a task yield items. No other node's reader waits with a limit: its items ahead count as unread."""
+        rng = self._rng
+        for k in range(rng.choice((1, 3, 8, 20))):
+            task.items.append(self._object(f"t{task.number}:{k}", self._some(inner, 1), VALUE))
+        task.pause_s = rng.choice((0.0, 0.001, 0.02, 0.1)) * rng.random()
+        task.cpus = 0.0
+        task.results.append(self._object(f"t{task.number}.0", [], VALUE))
+
+    def _task(self, scope: list[str], depth: int, actor: str = "") -> TaskSpec:
         rng = self._rng
         self._left -= 1
         shape = self._shape
+        scope = [key for key in scope if not key.endswith("*")]
         few = scope[:: max(1, len(scope) // 3)]  # that many tasks want at the same time, on different nodes
         few = scope[: shape.hot] if shape.hot else few
         task = TaskSpec(len(self.tasks) + 1, self._some(few if rng.random() < 0.4 else scope, 3))
@@ -175,16 +278,26 @@ class Program:
         task.retries = self._retries if self._retries is not None else rng.choice((0, 1, 3, -1))
         task.cpus = rng.choice((0, 0, 0, 0.5, 1)) if depth == 0 else 0
         task.fails = rng.random() < 0.02
+        if actor:
+            task.actor, task.cpus, task.retries = actor, 0, rng.choice((0, 0, 1, -1))
         inner = list(task.args)
         for key in task.args:
             inner += [one for one in self.contents[key] if one not in inner]
+        for key in inner:
+            if key.endswith("*") and not actor and rng.random() < 0.7:
+                task.reads.append((key, rng.choice((1, 3, 100))))
+                task.cpus, task.where = 0.0, -1
         for _ in range(rng.choice((0, 0, 1, 2))):
             task.puts.append(self._object(f"t{task.number}/{len(task.puts)}", self._some(inner, 1), VALUE))
         inner += task.puts
         for _ in range(rng.choice(shape.kids) if depth < 2 and self._left > 0 else 0):
-            kid = self._task(inner, depth + 1)
+            known = [key for key in inner if key in self.actors]
+            kid = self._task(inner, depth + 1, rng.choice(known) if known and rng.random() < 0.7 else "")
             task.kids.append(kid.number)
-            inner += kid.results
+            inner += kid.names
+        if shape.streams and rng.random() < shape.streams:
+            self._make_generator(task, inner)
+            return task
         for k in range(rng.choice(shape.results)):
             key = self._object(f"t{task.number}.{k}", self._some(inner, 3), ERROR if task.fails else VALUE)
             self.maker[key] = task.number
@@ -193,6 +306,9 @@ class Program:
 
     def _settle(self) -> None:
         """Find the objects that depend on failed or cancelled tasks."""
+        for task in self.tasks.values():
+            if task.actor in self.killed:
+                self.outcome.update(dict.fromkeys([*task.results, *task.items], EITHER))
         changed = True
         skipped: set[str] = set()  # what a driver may not make, because it cannot read what it needs
         while changed:
@@ -208,7 +324,8 @@ class Program:
                 # A task that cannot read its arguments submits and puts nothing: who holds what it made cannot be made.
                 worst = ERROR if task.fails or ERROR in inputs else EITHER if EITHER in inputs else VALUE
                 worst = EITHER if ERROR in inputs and EITHER in inputs else worst
-                made = [*task.results, *task.puts, *(k for n in task.kids for k in self.tasks[n].results)]
+                kids = [self.tasks[n] for n in task.kids]
+                made = [*task.results, *task.puts, *task.items, *(k for kid in kids for k in kid.results + kid.items)]
                 is_cancelled = any(self.outcome[key] == EITHER for key in task.results)
                 for key in made:
                     now = EITHER if is_cancelled and worst == VALUE else worst

@@ -21,6 +21,11 @@ def test_seeds_hold_and_repeat():
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_actors_and_generators_hold_and_repeat():
+    ran = simulate("--seed", "132", "--seeds", "3", "--replay", "--mixed", "--no-shrink")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_result_that_a_peer_waits_for_keeps_its_source():
     """A run without faults, in which a value was made again: its source was forgotten before the peer had it."""
     ran = simulate("--no-shrink", "--mixed", "--seed", "225")
@@ -54,7 +59,7 @@ def test_nodes_that_leave_in_order_lose_nothing():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("first", "count"), [(2000, 50), (2050, 50), (2120, 1)])
+@pytest.mark.parametrize(("first", "count"), [(2000, 50), (2050, 50), (2120, 1), (2208, 32)])
 def test_many_seeds_hold(first, count):
     ran = simulate("--seed", str(first), "--seeds", str(count), "--mixed", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
