@@ -314,20 +314,28 @@ def test_argument_of_a_task_that_waits_for_resources_of_this_node_is_fetched_mea
         assert fastrt.get(results, timeout=40) == [48 * MIB // 8, 8 * MIB // 8]
 
 
-def test_argument_of_many_nodes_is_sent_once_by_the_node_that_has_it(start, runtime_dir):
+def test_argument_of_many_nodes_is_sent_once_by_its_owner_and_in_parts_by_those_that_have_it(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     names = ("two", "three", "four")
-    for name in names:
-        start("--address", head.head, "--num-workers", "1", "--name", name)
+    nodes = [start("--address", head.head, "--num-workers", "1", "--name", name) for name in names]
+
+    def connections(node, status):
+        return [c for c in node.child("fastrt.runtime.uplink").net_connections("tcp") if c.status == status]
+
+    def ports(node):
+        return {c.laddr.port for c in connections(node, psutil.CONN_LISTEN)}
+
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         large = fastrt.put(np.full(2 * MIB, 3))
-        sums = [total.options(scheduling=name).remote(large) for name in names]
-        assert fastrt.get(sums, timeout=60) == [6 * MIB] * 3
-        uplink = head.child("fastrt.runtime.uplink")
-        ports = {c.laddr.port for c in uplink.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        sums = [total.options(scheduling=name).remote(large) for name in names[:2]]
+        assert fastrt.get(sums, timeout=60) == [6 * MIB] * 2
+        # The last one gets a half from each of the two others.
+        assert fastrt.get(total.options(scheduling="four").remote(large), timeout=60) == 6 * MIB
         # This node has called the others to forward tasks; they call it only to fetch.
-        calls = [c for c in uplink.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
-        assert len([c for c in calls if c.laddr.port in ports]) == 1
+        calls = connections(head, psutil.CONN_ESTABLISHED)
+        assert len([c for c in calls if c.laddr.port in ports(head)]) == 1
+        called = {c.raddr.port for c in connections(nodes[2], psutil.CONN_ESTABLISHED)}
+        assert [bool(called & ports(node)) for node in nodes[:2]] == [True, True]
 
 
 @pytest.mark.long

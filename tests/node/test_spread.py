@@ -18,16 +18,18 @@ def drive(nodes, seed, faults):
         order = orders.pop(rng.randrange(len(orders)))
         if order.receiver in gone:
             continue
-        assert order.sender is None or order.sender in done | gone
-        assert order.number == (1 if order.sender is None else 100 + order.sender)
-        if order.sender in gone or rng.random() < faults / 4:
+        peers = {sender.peer for sender in order.senders}
+        assert len(peers) == len(order.senders)
+        assert peers == {None} or peers <= done | gone
+        assert {sender.number for sender in order.senders} == {1 if peer is None else 100 + peer for peer in peers}
+        if peers & gone or rng.random() < faults / 4:
             orders += spread.ask(order.receiver)
         elif rng.random() < faults:
             gone.add(order.receiver)
             orders += spread.remove(order.receiver)
         else:
-            sent += order.sender is None
-            depth[order.receiver] = depth[order.sender] + 1
+            sent += peers == {None}
+            depth[order.receiver] = max(depth[peer] for peer in peers) + 1
             done.add(order.receiver)
             orders += spread.received(order.receiver, 100 + order.receiver)
             if rng.random() < faults:
@@ -51,7 +53,7 @@ def test_every_node_gets_the_value_or_is_gone_whatever_fails():
 def test_copies_are_sent_by_as_many_nodes_as_have_one():
     spread = Spread(1)
     asked = [order for node in range(8) for order in spread.ask(node)]
-    assert asked == [(0, None, 1)]
+    assert asked == [(0, ((None, 1),))]
     rounds = 0
     while asked:
         rounds += 1
@@ -64,8 +66,23 @@ def test_copies_are_sent_by_as_many_nodes_as_have_one():
 
 def test_a_node_that_cannot_pass_a_value_on_makes_way_for_the_next_one():
     spread = Spread(1)
-    assert [order for node in range(3) for order in spread.ask(node)] == [(0, None, 1)]
-    assert spread.received(0, 0) == [(1, None, 1)]
-    assert spread.received(1, 0) == [(2, None, 1)]
+    assert [order for node in range(3) for order in spread.ask(node)] == [(0, ((None, 1),))]
+    assert spread.received(0, 0) == [(1, ((None, 1),))]
+    assert spread.received(1, 0) == [(2, ((None, 1),))]
     assert spread.received(2, 0) == []
     assert spread.is_idle
+
+
+def test_free_copies_are_shared_out_among_the_nodes_that_wait():
+    spread = Spread(1)
+    for node in range(6):
+        spread.ask(node)
+        spread.received(node, 100 + node)
+    copies = [(node, 100 + node) for node in range(6)]
+    assert spread.ask("late") == [("late", tuple(copies[:4]))]
+    assert spread.ask("later") == [("later", tuple(copies[4:]))]
+    assert spread.ask("last") == []
+    assert spread.received("later", 0) == [("last", tuple(copies[4:]))]
+    # The senders that "late" was given have failed, whichever of them it was.
+    assert spread.ask("late") == []
+    assert spread.received("last", 0) == [("late", tuple(copies[4:]))]

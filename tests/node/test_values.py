@@ -6,16 +6,18 @@ import contextlib
 import numpy as np
 import pytest
 
+from fastrt._core.objects import handles
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.large_values import BYTES_MIN, Native
+from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.remote_values import Replacement
 from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
-from fastrt.errors import ObjectLostError
+from fastrt.errors import NotFoundError, ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access
+from fastrt.transfer.table import TransferError
 from support.sides import Side, in_loop
 from support.sites import Proxy, Unbound
 
@@ -116,6 +118,76 @@ async def test_object_that_a_peer_claims_without_a_native_stream_is_sent_and_sta
         assert not tables.kept.is_held("2" * 32, first.objref)
     finally:
         end.close()
+
+
+@contextlib.contextmanager
+def holders(count, nbytes):
+    """Nodes that offer a value each, of one size but filled with the node's number: addresses and offers."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number in range(1, count + 1):
+            side = stack.enter_context(contextlib.closing(Side()))
+            native = stack.enter_context(
+                contextlib.closing(Native(side.store, Access(Identity.from_token(TOKEN)), "127.0.0.1"))
+            )
+            found.append((native, native.offers.offer(side.store.put(bytes([number]) * nbytes))))
+        yield found
+
+
+async def taken(end, found, nbytes):
+    """Take a value from several holders into one memory: the error that `landed` got, and the bytes."""
+    landed = asyncio.get_running_loop().create_future()
+    values = Values(end.native, lambda number, error: landed.set_result((number, error)))
+    try:
+        kind = handles.describe(end.client, end.store.put(bytes(nbytes)))["kind"]
+        writer = end.store.create(nbytes, kind, 0)
+        memoryview(writer)[:] = bytes(nbytes)
+        values.take(7, writer, kind, [(native.address, offered) for native, offered in found])
+        number, error = await asyncio.wait_for(landed, PATIENCE_S)
+        assert (number, values.is_on_its_way(7), values._arrivals._coming) == (7, False, {})
+        return error, bytes(writer)
+    finally:
+        values.close()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shares"),
+    [(9 << 20, [9]), (17 << 20, [12, 5]), (48 << 20, [16, 16, 16])],
+    ids=["too small to be divided", "two parts", "three parts"],
+)
+def test_parts_of_a_value_come_from_several_nodes_at_once(nbytes, shares):
+    async def play():
+        end = End()
+        try:
+            with holders(3, nbytes) as found:
+                error, data = await taken(end, found, nbytes)
+                assert error is None
+                assert data == b"".join(bytes([k]) * (share << 20) for k, share in enumerate(shares, 1))
+        finally:
+            end.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["gone", "withdrawn", "of another size"])
+def test_value_fails_as_a_whole_if_one_of_its_senders_does(how):
+    async def play():
+        end = End()
+        try:
+            with holders(3, 48 << 20) as found, holders(1, 16 << 20) as others:
+                native, offered = found[1]
+                if how == "gone":
+                    native.close()
+                elif how == "withdrawn":
+                    native.offers.drop(offered)
+                else:
+                    found[1] = others[0]
+                error, _ = await taken(end, found, 48 << 20)
+                assert isinstance(error, NotFoundError if how == "withdrawn" else TransferError)
+        finally:
+            end.close()
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("plan", [None, ("cut", 1 << 20), ("reset", 5 << 20), ("cut", 100)])

@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
            "if objref is not None:  # the value comes in pieces", "if False:  # the value comes in pieces", 54),
     Mutant("spread: a failed sender keeps its turn", "spread",
-           "        failed = self._sending.pop(peer, None)\n", "        failed = self._sending.get(peer)\n", 23),
+           "        for failed in self._sending.pop(peer, ()):\n", "        for failed in self._sending.get(peer, ()):\n", 23),
     Mutant("daemon: an order is claimed without a look", "daemon_link",
            "return [key for key in self._pending.pop(node, []) if self._claim(key)]",
            "return [key for key in self._pending.get(node, []) if self._claim(key)][:1]", 33),

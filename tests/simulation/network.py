@@ -449,8 +449,9 @@ class _Fetch:
             world.after(network.delay(host, process.host), lambda: self.end(refused))
             return
         copy = _Copy(bytes(sealed.pin), sealed.kind, sealed.is_error)
-        network.fetched += len(copy.pin)
-        lasts = network.delay(host, process.host) + len(copy.pin) / network.bytes_a_second
+        part = (self.receipt.until or len(copy.pin)) - self.receipt.received
+        network.fetched += part
+        lasts = network.delay(host, process.host) + part / network.bytes_a_second
         world.after(lasts, lambda: self.arrive(native.process, copy))
 
     def arrive(self, sender: Process, copy: _Copy) -> None:
@@ -473,7 +474,8 @@ class _Fetch:
                 return
             try:
                 view = self.receipt.allocate(len(copy.pin), copy.kind, copy.is_error)
-                view[:] = copy.pin
+                part = slice(self.receipt.received, self.receipt.until or None)
+                view[part] = copy.pin[part]
                 del view
                 self.receipt.seal()
             except FastrtError as exc:

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -393,8 +392,8 @@ def test_taker_is_served_for_longer_than_a_greeting_may_take(pair: Pair, closing
         assert wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL))).objref == 1
 
 
-def request(objref: int, offset: int, ticket: int = 0) -> bytes:
-    return wire.pack_request(wire.Request(ticket, objref, offset))
+def request(objref: int, offset: int, ticket: int = 0, end: int = 0) -> bytes:
+    return wire.pack_request(wire.Request(ticket, objref, offset, end))
 
 
 def dialled(source: Source) -> socket.socket:
@@ -441,15 +440,16 @@ def test_taker_that_asks_for_too_much_is_hung_up_on(pair: Pair) -> None:
 def test_taker_that_asks_beyond_the_end_is_told(pair: Pair) -> None:
     pair.here.put(1, b"12345")
     with dialled(pair.source) as sock:
-        for offset in (5, 6, (1 << 64) - 1):
-            sock.sendall(request(1, offset))
+        for offset, end in ((5, 0), (6, 0), ((1 << 64) - 1, 0), (0, 6), (3, 3), (3, 2), (1, (1 << 64) - 1)):
+            sock.sendall(request(1, offset, end=end))
             head = bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL))
             frame = wire.read_frame(head)
             assert frame.status == wire.REFUSED
-            assert b"none from" in sock.recv(frame.length, socket.MSG_WAITALL)
-        sock.sendall(request(1, 3))
-        frame = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
-        assert (frame.offset, frame.length, sock.recv(2, socket.MSG_WAITALL)) == (3, 2, b"45")
+            assert b"bytes, not those from" in sock.recv(frame.length, socket.MSG_WAITALL)
+        for offset, end, data in ((3, 0, b"45"), (1, 3, b"23")):
+            sock.sendall(request(1, offset, end=end))
+            frame = wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL)))
+            assert (frame.total, frame.offset, sock.recv(frame.length, socket.MSG_WAITALL)) == (5, offset, data)
 
 
 def test_taker_that_stops_reading_is_given_up(
@@ -594,7 +594,6 @@ def test_noise_is_no_request(data: bytes) -> None:
 
 
 def test_request_is_read_as_written() -> None:
-    written = wire.Request((1 << 32) - 1, (1 << 64) - 1, 1 << 63)
+    written = wire.Request((1 << 32) - 1, (1 << 64) - 1, 1 << 63, (1 << 63) + 1)
     assert wire.read_request(wire.pack_request(written), 0) == (wire.REQUEST_MAGIC, written)
-    assert wire.HEAD.size == struct.calcsize("<4sHHIIIQQQQII") == 60
     assert source_module.ACTIVE_MAX * 3 < stream.PARTS_MAX

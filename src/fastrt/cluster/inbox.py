@@ -393,15 +393,16 @@ class Arrivals:
             arriving.attempts += 1
             self._exchange.out.add("where", number)
         elif values.is_reachable or arriving.holder:
-            values.take(number, arriving.writer, arriving.kind, arriving.holder)
+            values.take(number, arriving.writer, arriving.kind, [(arriving.holder, number)])
         else:
             self._exchange.out.add("again", number)
 
     def fetch_from(self, message: Any) -> None:
-        """Fetch a value from the node that the peer names."""
+        """Fetch a value from the nodes that the peer names."""
         arriving, values = self._arriving.get(-message.number), self._exchange.traffic.values
         if arriving is not None and values is not None and not values.is_on_its_way(message.number):
-            values.take(message.number, arriving.writer, arriving.kind, message.holder, message.offered)
+            holders = [(holder.address, holder.offered) for holder in message.holder]
+            values.take(message.number, arriving.writer, arriving.kind, holders)
 
     def _wait_for_room(self, number: int) -> None:
         """Wait for room for the oldest offer (0: there is none), and schedule the next attempt."""

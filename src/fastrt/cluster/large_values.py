@@ -19,7 +19,8 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,11 +36,13 @@ from fastrt.store.ref import ObjectRef
 from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
+from fastrt.transfer.wire import FRAME_BYTES
 
 # Smaller values are sent in one piece with the tasks that need them. A value in several pieces would occupy memory on
 # the receiver before its last piece has arrived, and might wait behind others that there is no room for.
 BYTES_MIN = PIECE_BYTES + 1
 _OBJREF_MOST = (1 << 64) - 1
+_PART_BYTES_MIN = 8 << 20  # a connection that is new needs some MiB until it is at its full speed
 _SILENCE_S = 5.0  # an exchange whose network is cut ends after 10 s
 
 
@@ -98,12 +101,15 @@ class Native:
 
 
 class _Arrival(Receipt):
-    """A value in transit into memory that was already allocated for it."""
+    """A value, or a part of one, in transit into memory that was already allocated for it."""
 
     __slots__ = ("_kind", "_then")
 
-    def __init__(self, table: Table, number: int, writer: Any, kind: int, then: Callable[..., None]) -> None:
+    def __init__(
+        self, table: Table, number: int, writer: Any, kind: int, part: tuple[int, int], then: Callable[..., None]
+    ) -> None:
         super().__init__(table, number)
+        self.received, self.until = part
         self.writer = writer
         self._kind = kind
         self._then = then
@@ -143,6 +149,21 @@ class _Arrivals(Table):
         raise TransferError("the peer sent small values over the native stream, but announced none")
 
 
+@dataclass
+class _Transit:
+    """A value on its way.
+
+    Attributes:
+        arrivals: its parts that have not arrived, each from another node.
+        trace_record: of the fetch.
+        is_elsewhere: whether third nodes send it.
+    """
+
+    arrivals: list[_Arrival]
+    trace_record: int
+    is_elsewhere: bool
+
+
 class _Offer(NamedTuple):
     """An offered value: `then` is called once it was taken; it may be sent in pieces instead."""
 
@@ -178,7 +199,7 @@ class Values:
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
         self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
-        self._transit: dict[int, tuple[int, int]] = {}  # values on their way: (number at the sender, trace record)
+        self._transit: dict[int, _Transit] = {}  # values on their way
         self._address = ""
         self.on_keep: Callable[[ObjectRef], None] = lambda ref: None
         self.on_release: Callable[[int], None] = lambda objref: None
@@ -265,23 +286,26 @@ class Values:
 
     # ---- incoming ----
 
-    def take(self, number: int, writer: Writer | Fill, kind: int, holder: str = "", offered: int = 0) -> None:
+    def take(self, number: int, writer: Writer | Fill, kind: int, holders: Sequence[tuple[str, int]]) -> None:
         """Fetch an announced value into its memory; `landed` is called when it is complete.
 
         Args:
             number: of its offer.
             writer: the memory.
             kind: as announced.
-            holder: the address of the native stream that offers it; empty: the peer's.
-            offered: the number under which that stream offers it; 0: `number`.
+            holders: the address of each native stream that offers it (empty: the peer's), and the number under which it
+                does. A part of a value that is large enough comes from each.
         """
-        offered = offered or number
-        on_end = partial(self._on_end, number, bool(holder))
-        self._arrivals._coming[offered] = _Arrival(self._arrivals, offered, writer, kind, on_end)
         client = self._offers.store.client
         trace_record = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
-        self._transit[number] = offered, trace_record
-        self._puller.ask([offered], holder or self._address)
+        transit = self._transit[number] = _Transit([], trace_record, bool(holders[0][0]))
+        parts = _parts(len(writer), len(holders))
+        for (_, offered), part in zip(holders, parts, strict=False):
+            arrival = _Arrival(self._arrivals, offered, writer, kind, part, partial(self._on_end, number, transit))
+            transit.arrivals.append(arrival)
+            self._arrivals._coming[offered] = arrival
+        for (address, offered), _ in zip(holders, parts, strict=False):
+            self._puller.ask([offered], address or self._address)
 
     def is_on_its_way(self, number: int) -> bool:
         """Return whether a value is being fetched."""
@@ -289,12 +313,13 @@ class Values:
 
     def cancel(self, number: int) -> None:
         """Stop writing a value; `landed` is not called for it any more."""
-        offered, trace_record = self._transit.pop(number, (0, 0))
-        arrival = self._arrivals._coming.pop(offered, None)
-        if arrival is not None:
-            arrival.ended = True
-            self._puller.cancel(arrival)
-            trace.end(self._offers.store.client, trace_record)
+        transit = self._transit.pop(number, None)
+        if transit is not None:
+            for arrival in transit.arrivals:
+                self._arrivals._coming.pop(arrival.objref, None)
+                arrival.ended = True
+                self._puller.cancel(arrival)
+            trace.end(self._offers.store.client, transit.trace_record)
 
     def close(self) -> None:
         """Cancel all fetches and withdraw all offers, because the exchange has ended."""
@@ -308,20 +333,35 @@ class Values:
         # A thread that is connecting ends only after a while; the loop does not wait for it.
         threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()
 
-    def _on_end(self, number: int, is_elsewhere: bool, offered: int, error: BaseException | None) -> None:
-        """Report the end of a fetch to the loop; runs on the stream's thread."""
+    def _on_end(self, number: int, transit: _Transit, offered: int, error: BaseException | None) -> None:
+        """Report the end of a fetch, or of a part of one, to the loop; runs on the stream's thread."""
 
         def report() -> None:
-            if self._transit.get(number, (0, 0))[0] != offered:
-                return  # it was cancelled
-            trace.end(self._offers.store.client, self._transit.pop(number)[1])
-            self._arrivals._coming.pop(offered, None)
-            if not is_elsewhere:
+            if self._transit.get(number) is not transit:
+                return  # it was cancelled, or another part has failed
+            arrived = self._arrivals._coming.pop(offered)
+            transit.arrivals = [arrival for arrival in transit.arrivals if arrival is not arrived]
+            if transit.arrivals and error is None:
+                return
+            self.cancel(number)
+            if not transit.is_elsewhere:
                 self.is_reachable = self.is_reachable and error is None
             self._landed(number, error)
 
         with contextlib.suppress(RuntimeError):  # the process ends, and its loop is closed
             self._loop.call_soon_threadsafe(report)
+
+
+def _parts(size: int, most: int) -> list[tuple[int, int]]:
+    """Divide a value into parts of whole frames: the offsets of the first byte of each, and of the one after its last.
+
+    A single part ends at 0, which stands for the value's end.
+    """
+    count = max(1, min(most, size // _PART_BYTES_MIN))
+    step = -(-size // count // FRAME_BYTES) * FRAME_BYTES
+    if count == 1:
+        return [(0, 0)]
+    return [(at, min(at + step, size)) for at in range(0, size, step)]
 
 
 def _nothing() -> None:

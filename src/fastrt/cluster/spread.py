@@ -2,7 +2,7 @@
 
 A node that has the value sends it to one other node at a time, and each node that has received it sends it on. The
 first owner sends it only while no other node has it. So a value goes along a tree, and its owner's network carries it
-about once, however many nodes want it.
+about once, however many nodes want it. If more nodes have it than wait for it, several send a part of it each.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from typing import NamedTuple
 
 Peer = Hashable
 BYTES_MIN = 4 << 20  # smaller values are fetched from their owners at once: to ask takes as long as to send 1 MiB
+SENDERS_MAX = 4  # of one node: more would occupy nodes that another one may ask for the value next
+
+
+class Sender(NamedTuple):
+    """A node that shall send a value, or a part of it, and the value's number there; None: the owner."""
+
+    peer: Peer | None
+    number: int
 
 
 class Order(NamedTuple):
-    """The value's number at the node that shall send it, and that node; None: the owner."""
+    """The nodes that shall send a value to another one."""
 
     receiver: Peer
-    sender: Peer | None
-    number: int
+    senders: tuple[Sender, ...]
 
 
 class Spread:
@@ -33,7 +40,7 @@ class Spread:
     def __init__(self, number: int) -> None:
         self._number = number
         self._copies: dict[Peer, int] = {}  # who has received it, and under which number it offers it
-        self._sending: dict[Peer, Peer | None] = {}  # receiver -> sender
+        self._sending: dict[Peer, tuple[Sender, ...]] = {}  # by receiver
         self._waiting: deque[Peer] = deque()
 
     @property
@@ -42,11 +49,10 @@ class Spread:
         return not (self._copies or self._sending or self._waiting)
 
     def ask(self, peer: Peer) -> list[Order]:
-        """Handle a node that wants the value. If it asks again, the sender that it was given has failed."""
-        failed = self._sending.pop(peer, None)
+        """Handle a node that wants the value. If it asks again, a sender that it was given has failed."""
+        for failed in self._sending.pop(peer, ()):
+            self._copies.pop(failed.peer, None)
         self._copies.pop(peer, None)  # it has dropped its copy
-        if failed is not None:
-            self._copies.pop(failed, None)
         if peer not in self._waiting:
             self._waiting.append(peer)
         return self._assign()
@@ -69,17 +75,18 @@ class Spread:
     def _assign(self) -> list[Order]:
         orders = []
         while self._waiting:
-            busy = set(self._sending.values())
-            free = [peer for peer in self._copies if peer not in busy]
+            busy = {sender.peer for senders in self._sending.values() for sender in senders}
+            free = [Sender(peer, number) for peer, number in self._copies.items() if peer not in busy]
             if free:
-                sender, number = free[0], self._copies[free[0]]
+                share = min(max(1, len(free) // len(self._waiting)), SENDERS_MAX)
+                senders = tuple(free[:share])
             elif None not in busy and not self._copies:
-                sender, number = None, self._number
+                senders = (Sender(None, self._number),)
             else:
                 break
             receiver = self._waiting.popleft()
-            self._sending[receiver] = sender
-            orders.append(Order(receiver, sender, number))
+            self._sending[receiver] = senders
+            orders.append(Order(receiver, senders))
         return orders
 
 

@@ -27,7 +27,7 @@ from fastrt.cluster.references import PeerError, StandIn, from_source
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.spread import BYTES_MIN as SPREAD_BYTES_MIN
-from fastrt.cluster.spread import Order, Spreads
+from fastrt.cluster.spread import SENDERS_MAX, Order, Sender, Spreads
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.net.address import is_address
 from fastrt.net.grpc.descriptors import message_set
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
 _SET = message_set("node")
-_Value, _Release, _Sender, _Copy = (
-    _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Sender", "Copy")
+_Value, _Release, _Senders, _Copy = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Senders", "Copy")
 )
 _BACKLOG_BYTES = 4 << 20
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
@@ -115,7 +115,7 @@ class NodeTables:
 
 def _send_order(objref: int, order: Order) -> None:
     receiver: Any = order.receiver  # the nodes are streams
-    receiver.traffic.send_from(objref, order.sender, order.number)
+    receiver.traffic.send_from(objref, order.senders)
 
 
 class ValueTraffic:
@@ -308,7 +308,7 @@ class ValueTraffic:
         if message.yours:
             self._use_own(message, task)
             return
-        self._check_holder(message)
+        self._check_holder(message.holder)
         if message.native and self.values is not None and not contains and not message.error:
             if message.keep:
                 self._seal_kept(message, task)
@@ -380,33 +380,41 @@ class ValueTraffic:
         if objref is not None:
             self._tables.spreads.received(objref, self._exchange, message.offered)
 
-    def send_from(self, objref: int, sender: Exchange | None, offered: int) -> None:
-        """Name to the peer the node that sends it the value that it wants; None: the owner."""
+    def send_from(self, objref: int, senders: tuple[Sender, ...]) -> None:
+        """Name to the peer the nodes that send it the value that it wants."""
         number = self._wanted.get(objref)
         ref = self._exchange.references.exported_ref(objref)
         if number is None or ref is None or self.values is None:
             return
-        if sender is not None and sender.traffic.values is not None:
-            holder = sender.traffic.values.address
-        else:
+        message = _Senders(number=number)
+        for sender in senders:
+            peer: Any = sender.peer  # a stream
+            if peer is not None and peer.traffic.values is not None:
+                message.holder.add(address=peer.traffic.values.address, offered=sender.number)
+        if not message.holder:
             source = self.remote.find(objref)
             is_elsewhere = source is not None and remote.is_missing(self._client, ref)
-            holder, offered = (source.address, source.number) if source and is_elsewhere else ("", number)
-        self._exchange.out.add("from", _Sender(number=number, holder=holder, offered=offered))
+            address, offered = (source.address, source.number) if source and is_elsewhere else ("", number)
+            message.holder.add(address=address, offered=offered)
+        self._exchange.out.add("from", message)
 
     def on_from(self, message: Any) -> None:
-        """Fetch a value from the node that the peer has chosen.
+        """Fetch a value from the nodes that the peer has chosen.
 
         Raises:
             PeerError: the message is invalid.
         """
-        self._check_holder(message)
+        for holder in message.holder:
+            self._check_holder(holder.address)
+        offered = {holder.offered for holder in message.holder}
+        if not 0 < len(offered) == len(message.holder) <= SENDERS_MAX:
+            raise PeerError(f"node {self._exchange.name} names {len(message.holder)} nodes for {len(offered)} offers")
         self.arrivals.fetch_from(message)
 
-    def _check_holder(self, message: Any) -> None:
-        if message.holder and not is_address(message.holder):
-            name, holder = self._exchange.name, message.holder[:80]
-            raise PeerError(f"node {name} says that a value is at {holder!r}, which is not HOST:PORT")
+    def _check_holder(self, holder: str) -> None:
+        if holder and not is_address(holder):
+            name = self._exchange.name
+            raise PeerError(f"node {name} says that a value is at {holder[:80]!r}, which is not HOST:PORT")
 
     def arrived(self, number: int) -> None:
         """Make a fetched copy that is to stay an ordinary value."""

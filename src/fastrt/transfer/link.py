@@ -28,7 +28,7 @@ from fastrt.transfer.wire import WireError
 if TYPE_CHECKING:
     from fastrt.net.grpc.identity import Identity
 
-PURPOSE = "native stream 3"
+PURPOSE = "native stream 4"
 _TLS_BEGIN = b"\x16"  # the first byte of every handshake
 _TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # fatal, protocol_version
 

@@ -334,7 +334,7 @@ class _Link:
                 continue
             ticket = next(self._tickets) & 0xFFFFFFFF
             self._asked[ticket] = receipt
-            requests.append(wire.pack_request(Request(ticket, receipt.objref, receipt.received)))
+            requests.append(wire.pack_request(Request(ticket, receipt.objref, receipt.received, receipt.until)))
         if requests and self._wire is not None:
             self._wire.send([b"".join(requests)], self._timeout_s)
 
@@ -375,7 +375,7 @@ class _Link:
         if frame.nrefs:
             receipt.refs = list(struct.unpack(f"<{frame.nrefs}Q", names))
         receipt.received += frame.length
-        if receipt.received == receipt.total:
+        if receipt.received == (receipt.until or receipt.total):
             self._seal(frame.ticket, receipt)
 
     def _receive_pushed(self, made: Link, frame: Frame) -> None:
@@ -469,7 +469,7 @@ class _Link:
     def _expected(self, entry: wire.Entry) -> Receipt:
         """The receipt of an entry: it was requested, and none of its data have arrived."""
         receipt = self._asked.get(entry.ticket)
-        if receipt is None or receipt.objref != entry.objref or receipt.received:
+        if receipt is None or receipt.objref != entry.objref or receipt.received or receipt.until:
             raise wire.WireError(f"{self._address} sends object {entry.objref:#x}, which was not requested")
         if self._checked and not entry.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {entry.objref:#x} without the checksums it promised")
@@ -490,14 +490,15 @@ class _Link:
 
     def _place(self, receipt: Receipt, frame: Frame) -> memoryview:
         """The memory for a frame's data, in the arena, allocated with the first frame."""
-        if receipt.view is None and receipt.received == 0 and frame.offset == 0:
+        if receipt.view is None and frame.offset == receipt.received:
             try:
                 receipt.allocate(frame.total, frame.kind, bool(frame.flags & wire.ERROR), frame.nrefs)
             except FastrtError as exc:
                 self._finish(frame.ticket, exc)
                 raise _Without from None
         view = receipt.view
-        if view is None or frame.total != receipt.total or frame.offset != receipt.received:
+        is_next = frame.offset == receipt.received and frame.offset + frame.length <= (receipt.until or receipt.total)
+        if view is None or frame.total != receipt.total or not is_next:
             raise wire.WireError(
                 f"{self._address} sends {frame.length} bytes at {frame.offset} of {frame.total} of object "
                 f"{frame.objref:#x}; {receipt.received} of {receipt.total} bytes have arrived"

@@ -56,14 +56,15 @@ _IDLE_S = 3600.0
 
 
 class _Sending:
-    """An object that is being sent: its pin, and the offset of the next frame."""
+    """An object, or a part of one, that is being sent: its pin, the offset of the next frame, and the end."""
 
-    __slots__ = ("checksum", "flags", "objref", "offset", "sealed", "ticket", "total", "view")
+    __slots__ = ("checksum", "end", "flags", "objref", "offset", "sealed", "ticket", "total", "view")
 
     def __init__(self, request: Request, sealed: Sealed, checksum: bool) -> None:
-        self.ticket, self.objref, self.offset = request
+        self.ticket, self.objref, self.offset, end = request
         self.sealed = sealed
         self.total = len(sealed.pin)
+        self.end = end or self.total
         self.checksum = checksum
         self.flags = wire.ERROR * sealed.is_error | wire.CHECKED * checksum
         self.view = memoryview(sealed.pin)
@@ -71,7 +72,7 @@ class _Sending:
     def next_frame(self, parts: list[object]) -> int:
         """Append the parts of the next frame; returns its bytes of data."""
         start, refs = self.offset, self.sealed.refs if self.offset == 0 else []
-        length = min(self.total - start, wire.FRAME_BYTES)
+        length = min(self.end - start, wire.FRAME_BYTES)
         data = self.view[start : start + length]
         names = struct.pack(f"<{len(refs)}Q", *refs)
         crc = stream.crc32c(data, stream.crc32c(names)) if self.checksum else 0
@@ -394,7 +395,7 @@ class _Connection:
                 break
             sending = self._active.popleft()
             nbytes += sending.next_frame(parts)
-            if sending.offset < sending.total:
+            if sending.offset < sending.end:
                 self._active.append(sending)
         if parts:
             self._send(parts)
@@ -410,7 +411,7 @@ class _Connection:
         data: list[object] = []
         left = []
         for request, found in zip(asked, pins, strict=True):
-            if found is None or request.offset:
+            if found is None or request.offset or request.end:
                 left.append(request)
                 continue
             kind, is_error, pin = found
@@ -430,11 +431,12 @@ class _Connection:
     def _start(self, parts: list[object]) -> None:
         """Pin the next requested object, or send the reason why it cannot be sent."""
         request = self._asked.popleft()
-        ticket, objref, offset = request
+        ticket, objref, offset, end = request
         try:
             sealed = self._table.read(objref)
-            if offset > len(sealed.pin) or (offset == len(sealed.pin) and offset):
-                raise FastrtError(f"object {objref:#x} has {len(sealed.pin)} bytes, none from {offset} on")
+            size = len(sealed.pin)
+            if (offset or end) and not offset < (end or size) <= size:
+                raise FastrtError(f"object {objref:#x} has {size} bytes, not those from {offset} to {end or size}")
         except FastrtError as exc:
             status = wire.ABSENT if isinstance(exc, NotFoundError) else wire.REFUSED
             text = str(exc).encode()[: wire.TEXT_BYTES_MAX]

@@ -62,11 +62,14 @@ class Receipt:
 
     Attributes:
         ended: whether it has arrived (`ref`) or failed (`error`).
+        received: the offset of the next byte.
+        until: the offset of the first byte that is not requested; 0: all are.
         groups: the groups that it is part of; changed under the table's lock until it has ended.
     """
 
     __slots__ = (
-        "_future", "_table", "ended", "error", "groups", "objref", "received", "ref", "refs", "total", "view", "writer",
+        "_future", "_table", "ended", "error", "groups", "objref", "received", "ref", "refs", "total",
+        "until", "view", "writer",
     )  # fmt: skip
 
     def __init__(self, table: Table, objref: int) -> None:
@@ -78,7 +81,7 @@ class Receipt:
         self.ref: ObjectRef | None = None
         self.error: BaseException | None = None
         self.total = 0
-        self.received = 0
+        self.received = self.until = 0
         self.refs: list[int] = []  # the cluster's names of the references that it contains
         self.writer: Writer | None = None
         self.view: memoryview | None = None

@@ -1,16 +1,17 @@
 """The protocol of the native stream between two stores: its messages and their validation.
 
     taker  -> source  opening  magic, version, flags
-    taker  -> source  request  {ticket, objref, offset}, any number, at any time
+    taker  -> source  request  {ticket, objref, offset, end}, any number, at any time
     source -> taker   frame    header with the request's ticket, names of contained references, data
                    or bundle   header, a list of small objects, the data of all of them
 
-    taker  -> source  name     {0, name, 0}: the taker accepts objects that it did not request
+    taker  -> source  name     {0, name, 0, 0}: the taker accepts objects that it did not request
     source -> taker   push     a frame with a ticket of the source, of a whole small object without references
-    taker  -> source  answer   {ticket, objref, TAKEN or NOT_TAKEN}
+    taker  -> source  answer   {ticket, objref, TAKEN or NOT_TAKEN, 0}
 
 Objects that are requested over one connection take turns, frame by frame. Small objects without references that are
-requested together are sent together, in a bundle.
+requested together are sent together, in a bundle. A large object can come from several sources at once: each is asked
+for a part of it, up to `end`.
 
 `fastrt.transfer.link` authenticates both ends before the first byte of this protocol. A frame holds at most FRAME_BYTES
 of data, in order within its object. Its header always has a CRC-32C. Its data have one if the taker requests it: in the
@@ -27,13 +28,11 @@ from typing import NamedTuple
 from fastrt._core.transfer import stream
 from fastrt.transfer.table import TransferError
 
-VERSION = 3
+VERSION = 4
 FRAME_BYTES = 4 << 20
 REFS_MAX = 1 << 20
 TEXT_BYTES_MAX = 4096
-REQUESTS_MAX = (
-    256  # open requests of a taker: a few KiB, which fit into a socket's buffer while the source does not read
-)
+REQUESTS_MAX = 256  # open requests of a taker: 9 KiB, which fit into a socket's buffer while the source does not read
 
 # A frame's status; with ABSENT and REFUSED the data are a text with the reason.
 OK, ABSENT, REFUSED, BUNDLE, PUSH = 0, 1, 2, 3, 4
@@ -46,7 +45,7 @@ ERROR, CHECKED = 1, 2  # a frame's flags: the value is an error; `crc` is that o
 
 OPENING = struct.Struct("<4sIII")
 _OPENING_MAGIC = b"frtO"
-REQUEST = struct.Struct("<4sIQQI")
+REQUEST = struct.Struct("<4sIQQQI")
 REQUEST_MAGIC, NAME_MAGIC, ANSWER_MAGIC = b"frtR", b"frtN", b"frtA"
 HEAD = struct.Struct("<4sHHIIIQQQQII")
 _HEAD_MAGIC = b"frtD"
@@ -89,11 +88,15 @@ class Entry(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for an object from an offset on; its frames carry the ticket. Names and answers have the same form."""
+    """A request for an object's bytes from an offset to an end; its frames carry the ticket.
+
+    `end` is 0 for the object's own. Names and answers have the same form.
+    """
 
     ticket: int
     objref: int
     offset: int
+    end: int = 0
 
 
 def pack_opening(checksum: bool) -> bytes:
