@@ -1,5 +1,8 @@
 """Packages that pip installs for tasks and actors, from wheels that the tests make."""
 
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import ConfigError
+from fastrt.worker import installing
 
 pytest.importorskip("pip")  # an environment may have none
 
@@ -82,6 +86,39 @@ def test_other_version_of_a_module_that_workers_begin_with_is_refused(rt, tmp_pa
 def test_uv_that_fails_or_is_not_there_is_named(rt):
     with pytest.raises(ConfigError, match=r"uv could not install /no/such\.whl"):
         fastrt.get(version.options(runtime_env={"uv": ["/no/such.whl"]}).remote(), timeout=PATIENCE_S)
+
+
+def test_unused_installations_beyond_the_limit_are_removed_the_longest_unused_first(tmp_path):
+    def makes(name, bytes, used_at):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "module.py").touch()
+        ready = tmp_path / name / "ready"
+        ready.write_text(f"{bytes}")
+        os.utime(ready, (used_at, used_at))
+
+    def left():
+        return sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+
+    for number in (1, 2, 3):
+        makes(f"pip-{number}", 1000, number)
+    makes("uv-4", 500, 4)
+    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_SH); print(1, flush=True)"
+    user = subprocess.Popen(
+        [sys.executable, "-c", holds + "; sys.stdin.read()", str(tmp_path / "pip-1.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with user:
+        user.stdout.readline()
+        installing.remove_unused(tmp_path, 3500)
+        assert left() == ["pip-1", "pip-2", "pip-3", "uv-4"]
+        installing.remove_unused(tmp_path, 2500)
+        assert left() == ["pip-1", "pip-3", "uv-4"]  # the longest unused one is in use
+        installing.remove_unused(tmp_path, 0)
+        assert left() == ["pip-1"]
+        user.kill()
+    installing.remove_unused(tmp_path, 0)  # the kernel has released the lock of the killed process
+    assert left() == []
 
 
 def test_requirements_are_read_where_they_are_given(tmp_path, monkeypatch):

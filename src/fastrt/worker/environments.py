@@ -158,6 +158,7 @@ class Scope:
         self._environment = environment
         self._store = store
         self.here = here
+        self._installations = _installations(store, environment)  # in use as long as its modules can be imported
         self._folders = here.folders()
         self._fixed = fixed
         self._modules: dict[str, ModuleType] = {}  # found in its folders, while they are not in sys.modules
@@ -238,6 +239,14 @@ class Scope:
             return False
         mine = max((len(folder) for folder in self._folders if _is_below(file, folder)), default=-1)
         return mine >= 0 and mine > max((len(path) for path in self._outer_paths if _is_below(file, path)), default=-1)
+
+
+def _installations(store: Store, environment: Environment) -> list[Any]:
+    if not (environment.pip or environment.uv):
+        return []
+    from fastrt.worker import installing
+
+    return list(installing.of(store, environment))
 
 
 class Inside:

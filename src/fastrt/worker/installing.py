@@ -2,14 +2,20 @@
 
 An installation is a virtual environment in the session's folder, named by the SHA-256 of the list and of this Python.
 Packages that this Python has already are not installed again, unless the list asks for another version. Processes
-that need an installation while another one makes it wait for that. It stays until the node ends.
+that need an installation while another one makes it wait for that.
+
+A process that uses an installation holds a shared lock on a file beside it, which the kernel releases when the process
+ends, however it ends. After a new installation, those that no process uses are removed, the longest unused first, as
+long as all together have more than `CACHE_BYTES`. A remover holds the lock alone, and first removes the file that says
+that the installation is whole: one that is killed leaves nothing that looks whole. The rest goes when the node ends.
 
 Source:
-    The semantics of `runtime_env={"pip": ...}` of Ray.
+    The semantics of `runtime_env={"pip": ...}` of Ray, and of its `RAY_RUNTIME_ENV_PIP_CACHE_SIZE_GB`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -21,6 +27,7 @@ import venv
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from fastrt.errors import RuntimeEnvError
 from fastrt.folders import open_private
@@ -28,11 +35,49 @@ from fastrt.store.client import Store
 from fastrt.tasks.packages import folder_of
 from fastrt.tasks.runtime_env import Environment
 
+CACHE_BYTES = 10 << 30  # of a node's installations that no process uses and the others together, as in Ray
 _TIMEOUT_S = 600.0
 _SAID_MAX = 4000  # characters of an installer's output in a message
 _KEPT = 64  # lists that a process remembers
-_READY = "ready"  # a file in a whole installation
+_READY = "ready"  # a file in a whole installation, with its bytes; its time is that of the last process's first use
+_LOCK = ".lock"
 _OTHERS = "fastrt_others.pth"  # makes the packages of this Python visible to the installer
+
+
+class Installation:
+    """The installed packages of a list. They are not removed as long as a process has this object.
+
+    Args:
+        site: the folder of the packages.
+        lock: descriptor of the file whose shared lock keeps them.
+
+    Attributes:
+        site: as given.
+    """
+
+    def __init__(self, site: Path, lock: int) -> None:
+        self.site = site
+        self._lock = lock
+
+    def __del__(self) -> None:
+        os.close(self._lock)
+
+
+_in_use: WeakValueDictionary[tuple[Path, str, tuple[str, ...]], Installation] = WeakValueDictionary()
+_latest: list[Installation] = []  # until the scope of the task has it; that of an actor stays here
+
+
+def of(store: Store, environment: Environment) -> list[Installation]:
+    """Return the installations of an environment's lists, which are made where they are missing.
+
+    Args:
+        store: this process's attachment.
+        environment: with or without lists.
+    Raises:
+        RuntimeEnvError: they cannot be installed.
+    """
+    lists = [(tool, wanted) for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)) if wanted]
+    return [_installed(folder_of(store), tool, wanted) for tool, wanted in lists]
 
 
 def with_installed(store: Store, environment: Environment) -> Environment:
@@ -44,10 +89,10 @@ def with_installed(store: Store, environment: Environment) -> Environment:
     Raises:
         RuntimeEnvError: they cannot be installed.
     """
-    for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)):
-        if wanted:
-            site = str(_installed(folder_of(store), tool, wanted))
-            environment = replace(environment, import_paths=(site, *(environment.import_paths or ())))
+    _latest[:] = of(store, environment)
+    for installation in _latest:
+        paths = (str(installation.site), *(environment.import_paths or ()))
+        environment = replace(environment, import_paths=paths)
     return environment
 
 
@@ -78,9 +123,8 @@ def _modules_in(folder: str) -> tuple[str, ...]:
     )
 
 
-@lru_cache(_KEPT)
-def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Path:
-    """Return the folder of installed packages; install them if no process of this node has.
+def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Installation:
+    """Return the installation of a list; install it if no process of this node has.
 
     Args:
         packages: the folder of this node's packages.
@@ -89,20 +133,59 @@ def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Path:
     Raises:
         RuntimeEnvError: they cannot be installed.
     """
+    key = packages, tool, wanted
+    found = _in_use.get(key)
+    if found is not None:
+        return found
     text = json.dumps([tool, wanted, sys.version, sys.prefix])
     name = f"{tool}-{hashlib.sha256(text.encode()).hexdigest()}"
     made = packages / name
     site = made / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    if not (made / _READY).exists():
-        with open(open_private(packages, f"{name}.lock", os.O_RDWR | os.O_CREAT), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (made / _READY).exists():
-                shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
-                try:
-                    _install(tool, wanted, made, site)
-                except (OSError, subprocess.SubprocessError) as exc:
-                    raise RuntimeEnvError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
-    return site
+    lock = open_private(packages, name + _LOCK, os.O_RDWR | os.O_CREAT)
+    found = Installation(site, lock)
+    is_new = False
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    while not (made / _READY).exists():  # again: another process can remove it while this one changes its lock
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / _READY).exists():
+            shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
+            try:
+                _install(tool, wanted, made, site)
+            except (OSError, subprocess.SubprocessError) as exc:
+                raise RuntimeEnvError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
+            is_new = True
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    os.utime(made / _READY)
+    _in_use[key] = found
+    if is_new:
+        remove_unused(packages, CACHE_BYTES)
+    return found
+
+
+def remove_unused(packages: Path, most: int) -> None:
+    """Remove installations that no process uses, the longest unused first, until all have at most that many bytes.
+
+    Args:
+        packages: the folder of a node's packages.
+        most: bytes.
+    """
+    whole: list[tuple[float, int, Path]] = []
+    for ready in [*packages.glob(f"pip-*/{_READY}"), *packages.glob(f"uv-*/{_READY}")]:
+        with contextlib.suppress(OSError, ValueError):  # another process removes it
+            whole.append((ready.stat().st_mtime, int(ready.read_text()), ready))
+    total = sum(size for _, size, _ in whole)
+    for _, size, ready in sorted(whole):
+        if total <= most:
+            return
+        made = ready.parent
+        with open(open_private(packages, made.name + _LOCK, os.O_RDWR | os.O_CREAT), "wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # it is used, or another process removes it
+                continue
+            ready.unlink(missing_ok=True)
+            shutil.rmtree(made, ignore_errors=True)
+        total -= size
 
 
 def _install(tool: str, wanted: tuple[str, ...], made: Path, site: Path) -> None:
@@ -130,4 +213,7 @@ def _install(tool: str, wanted: tuple[str, ...], made: Path, site: Path) -> None
     )
     if done.returncode != 0:
         raise subprocess.SubprocessError(done.stdout[-_SAID_MAX:].strip() or f"it ended with {done.returncode}")
-    (made / _READY).touch(mode=0o600)
+    size = sum(os.lstat(os.path.join(folder, file)).st_size for folder, _, files in os.walk(made) for file in files)
+    temporary = made / f"{_READY}.new"
+    temporary.write_text(f"{size}")
+    temporary.rename(made / _READY)
