@@ -1,6 +1,7 @@
 """Names of Ray under `fastrt.ray`: the page of them is true, complete, and each refusal says what it refuses."""
 
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -27,6 +28,10 @@ def test_page_without_a_name_that_is_there_is_noticed():
         ray_page.render("1", {"ray": ["nothing"]})
 
 
+# Their references are named otherwise: every program gives them by position.
+NO_KEYWORD = 1
+
+
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(150)
@@ -43,6 +48,28 @@ def test_page_has_all_names_of_an_installed_ray():
         ]
         wrong += [(name, base) for base in missing]
     assert wrong == []
+    assert len(of_ray["parameters"]) > 70
+    assert missing_parameters(of_ray["parameters"]) == dict.fromkeys(("ray.get", "ray.wait", "ray.cancel"), NO_KEYWORD)
+
+
+def missing_parameters(of_ray):
+    """Functions of Ray that are there and lack some of its parameters; how many."""
+    missing = {}
+    for where, wanted in of_ray.items():
+        module, _, name = where.rpartition(".")
+        owner, _, cls = module.rpartition(".")
+        if cls[:1].isupper():
+            found = getattr(importlib.import_module(f"fastrt.{owner}"), cls)
+        else:
+            found = importlib.import_module(f"fastrt.{module}")
+        try:
+            ours = inspect.signature(getattr(found, name)).parameters
+        except AttributeError:  # refused: the page says why
+            continue
+        lacking = [one for one in wanted if one not in ours and one not in ("args", "kwargs")]
+        if lacking and not any(one.kind is one.VAR_KEYWORD for one in ours.values()):
+            missing[where] = len(lacking)
+    return missing
 
 
 def test_exceptions_are_in_rays_tree():

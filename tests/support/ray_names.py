@@ -68,6 +68,39 @@ def names():
     return found
 
 
+def parameters():
+    """The public parameters of each function and of each method of the classes that programs call, by name."""
+    import ray
+    import ray.util
+    from ray.util import actor_pool, metrics, multiprocessing, queue, state
+
+    groups = importlib.import_module("ray.util.placement_group")
+    functions = [("ray", ray, ray.__all__), ("ray.util", ray.util, ray.util.__all__)]
+    functions += [("ray.util.state", state, state.__all__)]
+    found = {
+        f"{module}.{name}": vars(here)[name]  # getattr would import the libraries
+        for module, here, names in functions
+        for name in names
+        if inspect.isfunction(vars(here).get(name))
+    }
+    classes = {
+        "ray.util.queue.Queue": queue.Queue,
+        "ray.util.multiprocessing.Pool": multiprocessing.Pool,
+        "ray.util.actor_pool.ActorPool": actor_pool.ActorPool,
+        "ray.util.metrics.Counter": metrics.Counter,
+        "ray.util.metrics.Gauge": metrics.Gauge,
+        "ray.util.metrics.Histogram": metrics.Histogram,
+        "ray.util.placement_group.PlacementGroup": groups.PlacementGroup,
+        "ray.LoggingConfig": ray.LoggingConfig,
+        "ray.ObjectRefGenerator": ray.ObjectRefGenerator,
+    }
+    for where, cls in classes.items():
+        for name in public(cls):
+            if inspect.isfunction(inspect.unwrap(getattr(cls, name))):
+                found[f"{where}.{name}"] = getattr(cls, name)
+    return {where: [name for name in inspect.signature(f).parameters if name[0] != "_"] for where, f in found.items()}
+
+
 def tree():
     """Each exception of Ray with all its bases in Ray and in Python."""
     import ray.exceptions
@@ -81,4 +114,6 @@ def tree():
 if __name__ == "__main__":
     import ray
 
-    sys.stdout.write(json.dumps({"version": ray.__version__, "names": names(), "tree": tree()}))
+    sys.stdout.write(
+        json.dumps({"version": ray.__version__, "names": names(), "tree": tree(), "parameters": parameters()})
+    )

@@ -26,8 +26,8 @@ from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.runtime_context import get_runtime_context
 from fastrt.ray.session import COMMIT as __commit__
 from fastrt.ray.session import VERSION as __version__
-from fastrt.ray.session import init
-from fastrt.runtime.driver import is_initialized, shutdown
+from fastrt.ray.session import init, shutdown
+from fastrt.runtime.driver import is_initialized
 from fastrt.store.client import get, put, wait
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef

@@ -36,9 +36,9 @@ class LoggingConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> LoggingConfig:
+    def from_dict(cls, d: Mapping[str, Any]) -> LoggingConfig:
         """Make one of the dict that `to_dict` returns."""
-        return cls(**config)
+        return cls(**d)
 
     def apply(self) -> None:
         """Configure the root logger of this process."""

@@ -124,6 +124,15 @@ def _address() -> _Address:
     return _Address(ip, ip, node, socket, socket, socket, socket, os.path.dirname(socket))
 
 
+def shutdown(wait_for_processes: bool = True) -> None:
+    """End the session, as `fastrt.shutdown` does.
+
+    Args:
+        wait_for_processes: taken for Ray's sake: the processes have always ended at the return.
+    """
+    driver.shutdown()
+
+
 def init(
     address: str | None = None,
     *,

@@ -43,3 +43,25 @@ class Pool(pool.Pool):
         if ray_remote_args:
             raise UnsupportedError(refuse("option 'ray_remote_args' of Pool", "its tasks run in the session's workers"))
         super().__init__(processes, initializer, tuple(initargs or ()), maxtasksperchild)
+
+    def apply(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `func(*args, **kwargs)` in a worker and return its result; `kwds` is another name of `kwargs`."""
+        return super().apply(func, args or (), kwargs or kwds)
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: pool.Callback | None = None,
+        error_callback: pool.Callback | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> pool.AsyncResult:
+        """Call `func` in a worker, like `apply`, without waiting; the callbacks as for `fastrt.util.Pool`."""
+        return super().apply_async(func, args or (), kwargs or kwds, callback, error_callback)
