@@ -21,7 +21,7 @@ LONGER = {
     "src/fastrt/_core/memory/segment.pyx": 602,  # create, attach and every check of a segment
     "src/fastrt/_core/refcounts/refcount.pyx": 664,  # the table of references: one class
     "src/fastrt/_core/tasks/actors.pyx": 620,  # the table of actors: all moves of one state machine
-    "src/fastrt/config.py": 790,  # all settings, and the measurements of the machine that their defaults need
+    "src/fastrt/config.py": 800,  # all settings, and the measurements of the machine that their defaults need
     "src/fastrt/store/client.py": 665,  # the store's public face
     "src/fastrt/store/messages.py": 740,  # one record for each message
 }

@@ -32,6 +32,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _URL_BYTES_MAX = 1000
+_PORT_MOST = (1 << 16) - 1
 _LOGGING_BYTES_MAX = 16 << 10
 STORE_BYTES_MIN = 16 << 20
 LOG_BYTES_MIN = 1 << 20
@@ -106,6 +107,8 @@ class Config:
         trace: whether processes record their events from the start, for `fastrt timeline`.
         record_call_sites: whether each object records the line that created it, for `fastrt memory`.
         post_mortem: whether a task that raises, and is not run again, waits for `fastrt debug` at that frame.
+        debugger: what `breakpoint()` in a task waits for: "pdb" for `fastrt debug`, "debugpy" or "debugpy:PORT" for an
+            editor that speaks the Debug Adapter Protocol; without PORT, each stop takes a free one.
         advice: whether fastrt warns about known causes of slow programs.
         start_timeout_s: seconds that a runtime or a worker may take to start before it is an error.
         cleanup_timeout_s: seconds for the cleanup code of an actor that ends, before its process is killed; tasks that
@@ -142,6 +145,7 @@ class Config:
     trace: bool
     record_call_sites: bool
     post_mortem: bool
+    debugger: str
     advice: bool
     start_timeout_s: float
     cleanup_timeout_s: float
@@ -544,6 +548,15 @@ def _one_of(*words: str) -> Callable[[str, Any], str]:
     return read
 
 
+def _debugger(source: str, value: Any) -> str:
+    found = re.fullmatch(r"pdb|debugpy(?::([1-9][0-9]{0,4}))?", value) if isinstance(value, str) else None
+    if found is None or int(found[1] or 0) > _PORT_MOST:
+        raise _refuse(source, value, f"must be pdb, debugpy, or debugpy:PORT with a port from 1 to {_PORT_MOST}")
+    if value != "pdb" and importlib.util.find_spec("debugpy") is None:
+        raise _refuse(source, value, "needs debugpy: pip install 'fastrt[debugpy]'")
+    return str(value)
+
+
 def _logging(source: str, value: Any) -> str:
     """Read settings of `logging` as text: "", "json", the number of a level, or the JSON of a dictionary."""
     wanted = 'must be a level such as "INFO", "json", or a dictionary for logging.config.dictConfig'
@@ -653,6 +666,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "trace": _Setting(_flag, lambda: False),
     "record_call_sites": _Setting(_flag, lambda: False),
     "post_mortem": _Setting(_flag, lambda: False),
+    "debugger": _Setting(_debugger, lambda: "pdb"),
     "advice": _Setting(_flag, lambda: True),
     "start_timeout_s": _Setting(_seconds, lambda: 30.0),
     "cleanup_timeout_s": _Setting(_seconds, lambda: 5.0),

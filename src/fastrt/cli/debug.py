@@ -51,7 +51,7 @@ def debug(pid: int | None, lists: bool, session: str | None, node: str, this_nod
         what = f"no task of process {pid}" if pid is not None else "no task"
         others = f"; these do:\n{_listed(found)}" if found else ""
         raise click.ClickException(f"{what} waits in a debugger{others}")
-    if lists or len(chosen) > 1:
+    if lists or len(chosen) > 1 or chosen[0][1].address:
         click.echo(_listed(chosen))
         return
     ((member, one),) = chosen
@@ -79,10 +79,12 @@ def _waiting(wanted: list[Member]) -> list[tuple[Member, Waiting]]:
 
 
 def _listed(found: list[tuple[Member, Waiting]]) -> str:
-    """A line for each task that waits, with the command that debugs it."""
+    """A line for each task that waits, with the command that debugs it, or the address for a client of debugpy."""
     lines = []
     for member, one in found:
         command = f"fastrt debug {one.pid}{f' --node {member.name}' * (not member.is_here)}"
+        if one.address:
+            command = f"attach a client of debugpy to {one.address}{f' on node {member.name}' * (not member.is_here)}"
         task = f" ({one.task})" if one.task else ""
         lines.append(
             f"{command}: {one.kind} {one.name}{task} {one.reason} at {one.place} in {one.function}, for "

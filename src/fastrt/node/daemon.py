@@ -177,7 +177,7 @@ class Daemon:
             pool.configure(Configure(
                 session["sys_path"], session["preload"], self.socket_path, config.spin_us / 1e6, config.advice,
                 config.store_patience_s, config.record_call_sites, config.library_threads, config.cleanup_timeout_s,
-                config.logging, config.post_mortem,
+                config.logging, config.post_mortem, config.debugger,
                 [[one.resource, one.variable, one.name] for one in config.devices],
             ))  # fmt: skip
         self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of)

@@ -47,6 +47,7 @@ class Waiting:
         place: the line where it stopped.
         function: the function of that line.
         seconds: for how long.
+        address: HOST:PORT on its machine for a client of debugpy; "": it is debugged by `fastrt debug`.
     """
 
     pid: int
@@ -57,13 +58,16 @@ class Waiting:
     place: str
     function: str
     seconds: float
+    address: str
 
     @classmethod
     def of(cls, stop: Stop) -> Waiting:
         """The task of a stop on this node."""
         task = f"{stop.task:016x}" if stop.task else ""
         seconds = time.monotonic() - stop.since
-        return cls(stop.pid, stop.kind, stop.name, task, stop.reason, stop.place, stop.function, seconds)
+        return cls(
+            stop.pid, stop.kind, stop.name, task, stop.reason, stop.place, stop.function, seconds, stop.address
+        )  # fmt: skip
 
     @classmethod
     def from_row(cls, row: Any) -> Waiting:
@@ -72,7 +76,7 @@ class Waiting:
         Raises:
             ForeignTextError: the row is no such task.
         """
-        names = ("kind", "name", "task", "reason", "place", "function")
+        names = ("kind", "name", "task", "reason", "place", "function", "address")
         fields = {"pid": int, "seconds": float, **dict.fromkeys(names, str)}
         check_object(row, "a task in the debugger of another node", fields)
         return cls(**{name: row[name] for name in cls.__slots__})

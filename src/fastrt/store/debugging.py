@@ -104,6 +104,7 @@ class Stop:
         since: by the monotonic clock, which all processes of a machine share.
         until: by the same clock; 0: it waits.
         path: of the task's record; 0: none.
+        address: HOST:PORT where a client of debugpy may attach; "": the stop is for `fastrt debug`.
     """
 
     pid: int
@@ -118,11 +119,17 @@ class Stop:
     since: float
     until: float = 0.0
     path: int = 0
+    address: str = ""
 
     @property
     def reason(self) -> str:
         """Why it waits, for a sentence that begins with the task."""
         return "raised, and waits in a debugger" if self.error else "waits in a debugger"
+
+    @property
+    def about(self) -> str:
+        """The task, why it waits and where, without the command that debugs it."""
+        return f"{self.kind} {self.name} (pid {self.pid}) {self.reason} at {self.place}"
 
     @property
     def place(self) -> str:
@@ -185,8 +192,8 @@ class Record:
         for stop in self._stops:
             if stop.until:
                 ended.append(stop)
-            elif news.pop((stop.job, stop.path), None) is not None:
-                still.append(stop)
+            elif (news_of := news.pop((stop.job, stop.path), None)) is not None:
+                still.append(dataclasses.replace(stop, address=news_of.address))
             else:
                 ended.append(dataclasses.replace(stop, until=now))
         found = [*ended, *still, *news.values()][-_STOPS_KEPT:]

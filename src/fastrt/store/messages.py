@@ -547,6 +547,7 @@ class Configure(Message):
     cleanup_timeout_s: float
     logging: str
     post_mortem: bool
+    debugger: str
     devices: list[list[str]]
 
 

@@ -1,5 +1,7 @@
 """`breakpoint()` in tasks, calls and actors' constructors: the thread waits until `fastrt debug` lets it go on.
 
+With `FASTRT_DEBUGGER=debugpy` it waits for an editor instead, see `debugpy_stops`.
+
 Only the thread that stops waits: another thread of the process goes on, and waits for its turn if it stops, too. pdb is
 imported at the first stop. In a child that user code has forked, `breakpoint()` is Python's own.
 """
@@ -25,8 +27,10 @@ from fastrt.worker.debug_door import Door
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
+    from fastrt.worker.debugpy_stops import DebugpyStops
     from fastrt.worker.task_pdb import TaskPdb
 
+_PDB = "pdb"
 _PYTHONS_OWN = "PYTHONBREAKPOINT"  # the variable that chooses another debugger, see PEP 553
 
 
@@ -66,14 +70,21 @@ class Debugger:
         self._standing: TaskPdb | None = None
         self._last: TaskPdb | None = None
         self._interrupted = False
+        self._editor: DebugpyStops | None = None
 
-    def install(self, wants_errors: bool) -> None:
+    def install(self, wants_errors: bool, name: str) -> None:
         """Make this the debugger that `breakpoint()` begins, unless PYTHONBREAKPOINT names another one.
 
         Args:
             wants_errors: whether a task that raises waits in the debugger, too.
+            name: "pdb", "debugpy" or "debugpy:PORT".
         """
         self.wants_errors = wants_errors
+        if name != _PDB:
+            from fastrt.worker.debugpy_stops import DebugpyStops  # here: few sessions need it
+
+            port = int(name.partition(":")[2] or 0)
+            self._editor = DebugpyStops(self._store.client, self._record, port, self._report)
         sys.breakpointhook = self._hook
 
     def take_interrupt(self, frame: FrameType | None) -> bool:
@@ -105,7 +116,15 @@ class Debugger:
         if not isinstance(exc, Exception) or isinstance(exc, (FastrtError, bdb.BdbQuit)) or self._is_forked:
             return
         with self._may_interrupt(), contextlib.suppress(KeyboardInterrupt):
-            self._begin().look_at(exc)
+            if self._editor is None:
+                self._begin().look_at(exc)
+                return
+            from fastrt.worker.task_pdb import last_frame, text_of, user_part
+
+            traced = user_part(exc.__traceback__)
+            if traced is not None:
+                stop = self._stop_at(last_frame(traced), text_of(exc))
+                self._editor.look_at(stop, self._store.task_here(), exc, traced)
 
     # ---- for TaskPdb ----
 
@@ -116,18 +135,12 @@ class Debugger:
         self._standing = self._last = one
         door = self._opened()
         door.begin()
-        source, code = self._source_here(), frame.f_code
-        kind = "actor" if source.actor else "task" if source.task else "thread"
-        name = source.name or threading.current_thread().name
-        stop = Stop(
-            self._pid, source.job, kind, name, source.task, code.co_filename, frame.f_lineno, code.co_name, error,
-            time.monotonic(), path=source.path,
-        )  # fmt: skip
+        stop = self._stop_at(frame, error)
         self._record.begin(stop)
         if error:
             door.write(f"{error}\n")
         if not door.has_client:
-            self._report(f"{kind} {name} (pid {self._pid}) {stop.reason} at {stop.place}: fastrt debug {self._pid}")
+            self._report(f"{stop.about}: fastrt debug {self._pid}")
 
     def end_stop(self, one: TaskPdb) -> None:
         """Let the next thread stop."""
@@ -183,8 +196,25 @@ class Debugger:
     def _hook(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_forked or os.environ.get(_PYTHONS_OWN):
             return sys.__breakpointhook__(*args, **kwargs)
-        self._begin().stop(sys._getframe(1))
+        frame = sys._getframe(1)
+        if self._editor is None:
+            self._begin().stop(frame)
+        else:
+            from fastrt.worker.task_pdb import first_user_frame
+
+            frame = first_user_frame(frame)
+            self._editor.stop(self._stop_at(frame, ""), self._store.task_here(), frame)
         return None
+
+    def _stop_at(self, frame: FrameType, error: str) -> Stop:
+        """A stop of this thread that begins now."""
+        source, code = self._source_here(), frame.f_code
+        kind = "actor" if source.actor else "task" if source.task else "thread"
+        name = source.name or threading.current_thread().name
+        return Stop(
+            self._pid, source.job, kind, name, source.task, code.co_filename, frame.f_lineno, code.co_name, error,
+            time.monotonic(), path=source.path,
+        )  # fmt: skip
 
     def _begin(self) -> TaskPdb:
         """The debugger of this thread, which is new unless it has stopped in this task before."""

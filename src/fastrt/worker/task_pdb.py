@@ -144,10 +144,10 @@ class TaskPdb(pdb.Pdb):
 
     def look_at(self, exc: BaseException) -> None:
         """Stop at the frame that raised an exception, which is over."""
-        traced = _user_part(exc.__traceback__)
+        traced = user_part(exc.__traceback__)
         if traced is None:
             return
-        self._error = "".join(traceback.format_exception_only(type(exc), exc)).strip()
+        self._error = text_of(exc)
         self.reset()
         try:
             self.interaction(None, traced)
@@ -167,7 +167,7 @@ class TaskPdb(pdb.Pdb):
             return
         self.stopped = True
         try:
-            self._owner.begin_stop(self, frame if frame is not None else _last(traced), self._error)
+            self._owner.begin_stop(self, frame if frame is not None else last_frame(traced), self._error)
             super().interaction(frame, traced)
         except LeftError:
             self.end()
@@ -268,14 +268,20 @@ def _suspends(frame: FrameType) -> bool:
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
 
 
-def _user_part(traced: TracebackType | None) -> TracebackType | None:
+def user_part(traced: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of fastrt that have called the user's code."""
     while traced is not None and is_own(traced.tb_frame):
         traced = traced.tb_next
     return traced
 
 
-def _last(traced: TracebackType) -> FrameType:
+def text_of(exc: BaseException) -> str:
+    """An exception as the last lines of its traceback."""
+    return "".join(traceback.format_exception_only(type(exc), exc)).strip()
+
+
+def last_frame(traced: TracebackType) -> FrameType:
+    """The frame that raised."""
     while traced.tb_next is not None:
         traced = traced.tb_next
     return traced.tb_frame

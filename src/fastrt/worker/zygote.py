@@ -267,7 +267,7 @@ def _become_independent(title: str, descriptors: int) -> None:
 
 def _set_up(session: dict[str, Any], worker: Worker) -> None:
     """Prepare this process for the user's code."""
-    worker.debugger.install(session["post_mortem"])
+    worker.debugger.install(session["post_mortem"], session["debugger"])
     if session["logging"]:
         from fastrt.worker import user_logging  # here: few sessions need it
 
