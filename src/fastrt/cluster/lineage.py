@@ -49,6 +49,7 @@ class _Form:
 
     Attributes:
         name, left: as in `Record`.
+        task, id: the task's record and number.
         job, returns, flags, priority: of the task's record.
         has_demand, has_policy: whether these are among the references.
         kind, data, dependencies: its arguments.
@@ -57,6 +58,8 @@ class _Form:
 
     name: str
     left: int
+    task: int
+    id: int
     job: int
     returns: int
     flags: int
@@ -113,6 +116,11 @@ class Origin(NamedTuple):
         return self._replace(path=(*self.path, place))
 
 
+def less_one(left: int) -> int:
+    """Return how many runs are allowed after one more; with none left, `_run_again` refuses."""
+    return left if left == RETRIES_FOREVER else max(left - 1, 0)
+
+
 class Lineage:
     """The records of the tasks that one node has forwarded.
 
@@ -157,6 +165,8 @@ class Lineage:
         form = _Form(
             function_name(client, info["function"][0]),
             retries_left(info),
+            task,
+            info["id"],
             info["job"],
             info["returns"],
             info["flags"] & core.RETRY_ERRORS,
@@ -180,7 +190,17 @@ class Lineage:
         stored = self._stored(form, handles.contained(client, ref))
         stored.ref = ref
         record = self._record(stored)
+        if not submission.has_ended(client, form.task, form.id):
+            self.count_run(record)  # the earlier process had forwarded it: it begins again
         self._values.assign({objref: Origin(record, *place) for objref, place in form.places.items()})
+
+    def count_run(self, record: Record) -> None:
+        """Count that a remembered task begins again, because the stream to the node that ran it has ended."""
+        stored = self._records.get(weakref.ref(record))
+        record.left = less_one(record.left)
+        if stored is not None and stored.form.left != record.left:
+            stored.form = replace(stored.form, left=record.left)
+            self._store_form(stored)
 
     def names(self, objref: int, origin: Origin | None) -> None:
         """Note that this object of this node can be made again like the object with this origin."""
@@ -228,33 +248,8 @@ class Lineage:
 
     def _record(self, stored: _Stored) -> Record:
         """Make the record of a stored task; forget the oldest ones if all keep too much."""
-        form, refs = stored.form, stored.refs
-        first = 1 + form.has_demand + form.has_policy
-        # With none left, `_run_again` refuses.
-        again = form.left if form.left == RETRIES_FOREVER else max(form.left - 1, 0)
-        options = submission.TaskOptions(
-            refs[0],
-            form.returns,
-            again,
-            form.flags,
-            demand=refs[1] if form.has_demand else None,
-            policy=refs[first - 1] if form.has_policy else None,
-            priority=form.priority,
-        )
-        args = submission.PackedArgs(form.kind, form.data, refs[first:], form.dependencies)
-
-        def run() -> list[ObjectRef]:
-            if again != form.left:
-                stored.form = replace(stored.form, left=again)  # if this process dies, the next one has a run less
-                self._store_form(stored)
-            self._client.adopt_job(form.job)
-            try:
-                submitted = submission.submit(self._client, options, args)
-            finally:
-                self._client.adopt_job(self._client.job)
-            return [submitted] if form.returns == 1 else list(submitted)
-
-        record = Record(form.name, form.left, run)
+        form = stored.form
+        record = Record(form.name, form.left, partial(self._submit, stored))
         self._records[weakref.ref(record, self._drop)] = stored
         self._nbytes += stored.nbytes
         for objref, nbytes in stored.arguments.items():
@@ -267,6 +262,31 @@ class Lineage:
             if forgotten is not None:
                 forgotten.run = None
         return record
+
+    def _submit(self, stored: _Stored) -> list[ObjectRef]:
+        """Submit a stored task again, with a run less; return its results."""
+        form, refs = stored.form, stored.refs
+        first = 1 + form.has_demand + form.has_policy
+        again = less_one(form.left)
+        options = submission.TaskOptions(
+            refs[0],
+            form.returns,
+            again,
+            form.flags,
+            demand=refs[1] if form.has_demand else None,
+            policy=refs[first - 1] if form.has_policy else None,
+            priority=form.priority,
+        )
+        args = submission.PackedArgs(form.kind, form.data, refs[first:], form.dependencies)
+        if again != form.left:
+            stored.form = replace(form, left=again)  # if this process dies, the next one has a run less
+            self._store_form(stored)
+        self._client.adopt_job(form.job)
+        try:
+            submitted = submission.submit(self._client, options, args)
+        finally:
+            self._client.adopt_job(self._client.job)
+        return [submitted] if form.returns == 1 else list(submitted)
 
     @property
     def nbytes(self) -> int:

@@ -194,6 +194,8 @@ class Exchange:
         self.flows.drop(message.task)
         self.traffic.arrivals.drop(sent.task)
         if sent.remote is None:
+            for _ in range(message.attempts):
+                self.traffic.count_run(sent)
             self._queue_again(sent.task, message.attempts)
         else:
             self.remote_actors.on_fallen(sent.remote, message.task, sent.task, message.attempts)
@@ -490,7 +492,9 @@ class Exchange:
                 core.finish(self._client, sent.task)  # only the peer's word that it has ended is missing
             elif core.cancelled(self._client, sent.task):
                 self.end(sent.task, TaskCancelledError("the task was cancelled"))
-            elif not core.retry(self._client, sent.task):
+            elif core.retry(self._client, sent.task):
+                self.traffic.count_run(sent)
+            else:
                 attempts = core.info(self._client, sent.task)["attempts"]
                 self.end(sent.task, WorkerCrashedError(f"a task was given up after attempt {attempts}: {lost}"))
         self.traffic.lose(lost, self._peer_leaves)

@@ -37,6 +37,7 @@ from fastrt.store.serialize import PICKLE, serialize
 from fastrt.store.waiter import LoopWaiter
 
 if TYPE_CHECKING:
+    from fastrt.cluster.ledger import ForwardedTask
     from fastrt.cluster.peer_stream import Exchange
 
 _SET = message_set("node")
@@ -515,6 +516,11 @@ class ValueTraffic:
                     continue
                 standin.origin = origin.at(k)
                 self._tables.lineage.names(standin.ref.objref, standin.origin)
+
+    def count_run(self, sent: ForwardedTask) -> None:
+        """Count that a forwarded task begins again, if it can be made to run for its values, too."""
+        if sent.record is not None:
+            self._tables.lineage.count_run(sent.record)
 
     def _sink(self, message: Any) -> int | None:
         """Return the task of this node whose result a value is; None when the value is not wanted any more."""
