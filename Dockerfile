@@ -6,7 +6,7 @@
 #
 #   FROM fastrt
 #   COPY app.py .
-FROM python:3.13-slim
+FROM python:3.13-slim-trixie
 
 COPY wheelhouse/fastrt-*-cp313-cp313-*.whl /tmp/wheels/
 RUN pip install --no-cache-dir --root-user-action=ignore /tmp/wheels/*.whl && rm -r /tmp/wheels

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -157,31 +155,6 @@ def test_objects_are_valid_by_the_published_schemas():
     wrong["spec"]["template"]["spec"]["subdomian"] = "x"
     with pytest.raises(validate.ValidationError):
         validate.validate(wrong, "1.31", strict=True)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_commands_of_the_dockerfile_install_fastrt_in_a_new_environment(tmp_path):
-    """There is no docker here: pip's line runs in a venv. The line that adds a user and the base image are not run."""
-    text = (ROOT / "Dockerfile").read_text()
-    installs, adds_user = re.findall(r"^RUN (.*)$", text, re.M)
-    assert adds_user == "useradd --create-home --uid 1000 fastrt"
-    wheels, python = tmp_path / "wheels", tmp_path / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)], check=True)
-    subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
-    env = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": "/etc/pip.conf"}
-    line = installs.replace("/tmp/wheels", str(wheels))
-    subprocess.run(["sh", "-c", line], env=env, check=True, timeout=300)
-    assert not wheels.exists()
-    (tmp_path / "app.py").write_text("import fastrt\nwith fastrt.init():\n    print(fastrt.get(fastrt.put(1)))\n")
-    (words,) = re.findall(r"^CMD (.*)$", text, re.M)
-    assert shutil.which(json.loads(words)[0], path=env["PATH"])
-    ended = subprocess.run(
-        [str(python.parent / "fastrt"), "run", "--num-workers", "1", "app.py"],
-        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
 
 
 def test_no_recipe_switches_encryption_off():
