@@ -503,6 +503,8 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         *_watched(cluster),
         (large_values, "Puller", Puller),
         (large_values, "threading", _THREADS),
+        (large_values, "_PART_BYTES_MIN", 16 << 10),
+        (large_values, "FRAME_BYTES", 4 << 10),
         (large_values, "secrets", SimpleNamespace(randbits=rng.getrandbits)),
         (daemon_link, "threading", _THREADS),
         (cancel, "interrupt", interrupt),
