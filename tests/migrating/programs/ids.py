@@ -62,11 +62,12 @@ named = Named.remote()
 print("names:", ray.get([named.names.remote(), named.names.options(name="a call").remote()]))
 print("names:", ray.get([made().remote(), made().options(name="a task").remote()]))
 print("methods:", [name for name in dir(named) if not name.startswith("_")])
-group = ray.util.placement_group([{"CPU": 1}])
+group = ray.util.placement_group([{"CPU": 1}], name="the group")
 ray.get(group.ready())
 table = ray.util.placement_group_table(group)
 print("group:", len(group.id.hex()), table["placement_group_id"] == group.id.hex(), group.bundle_specs)
-print("bundle:", table["bundles_to_node_id"] == {0: node}, group.is_empty)
+print("bundle:", table["bundles_to_node_id"] == {0: node}, group.is_empty, table["name"])
+print("of all:", ray.util.placement_group_table()[group.id.hex()]["name"])
 ray.util.remove_placement_group(group)
 ray.kill(member)
 # prints:
@@ -88,4 +89,5 @@ ray.kill(member)
 # names: [('inside', 'inside'), ('a task', 'inside')]
 # methods: ['names']
 # group: 36 True [{'CPU': 1.0}]
-# bundle: True False
+# bundle: True False the group
+# of all: the group

@@ -1,12 +1,16 @@
 """Placement groups under their path in Ray, with the names of Ray's arguments and its ids of nodes."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastrt.errors import UnsupportedError
+from fastrt._core.tasks import actors
+from fastrt.errors import PlacementGroupNotFoundError, UnsupportedError
 from fastrt.ids import NodeID
 from fastrt.ray.refusals import refuse
+from fastrt.store import client as store_client
 from fastrt.tasks import placement_group as ours
+from fastrt.tasks.actor_handle import GROUP_NAME
 from fastrt.tasks.placement_group import PlacementGroup, get_current_placement_group
 
 __all__ = [
@@ -49,14 +53,29 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Return the state of a group, or of all, as `fastrt.placement_group_table` does, with Ray's ids of nodes.
+    """Return the state of a group, or of all, as `fastrt.placement_group_table` does, with names and Ray's node ids.
 
     Source:
         The semantics of `ray.util.placement_group_table`.
     """
     found = ours.placement_group_table(placement_group)
-    return _with_ids(found) if placement_group is not None else {name: _with_ids(row) for name, row in found.items()}
+    if placement_group is not None:
+        return _in_rays_form(found, placement_group.name)
+    names = _names()
+    return {group: _in_rays_form(row, names.get(group, "")) for group, row in found.items()}
 
 
-def _with_ids(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "bundles_to_node_id": {k: NodeID.widened(n).hex() for k, n in row["bundles_to_node_id"].items()}}
+def _in_rays_form(row: dict[str, Any], name: str) -> dict[str, Any]:
+    nodes = {index: NodeID.widened(node).hex() for index, node in row["bundles_to_node_id"].items()}
+    return {**row, "name": name, "bundles_to_node_id": nodes}
+
+
+def _names() -> dict[str, str]:
+    """The names of this node's groups that have one, by their ids."""
+    client = store_client.require().client
+    names = [whole.removeprefix(GROUP_NAME) for whole in actors.names(client) if whole.startswith(GROUP_NAME)]
+    found: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(PlacementGroupNotFoundError):  # it was removed meanwhile
+            found[ours.get_placement_group(name).id] = name
+    return found
