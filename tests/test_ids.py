@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from fastrt import ids
+from fastrt import ObjectRef, ids
 
 BYTES = {
     ids.ActorID: 16, ids.JobID: 4, ids.NodeID: 28, ids.PlacementGroupID: 18, ids.TaskID: 24, ids.UniqueID: 28,
@@ -36,6 +36,13 @@ def test_job_has_a_number():
     assert ids.JobID.from_int(258).int() == 258
     assert ids.JobID.from_int(258).hex() == "02010000"
     assert ids.JobID.from_int((5 << 32) + 1).int() == 1
+
+
+def test_nil_reference_names_nothing_and_no_reference_is_made_of_bytes():
+    assert ObjectRef.nil().is_nil()
+    assert ObjectRef.nil() == ObjectRef.nil()
+    with pytest.raises(TypeError, match="not made of bytes"):
+        ObjectRef(b"\x01" * 28)
 
 
 @pytest.mark.parametrize(
