@@ -26,7 +26,7 @@ class Restarting:
 def test_placement_group_as_an_option_is_a_strategy(rt):
     group = placement_group([{"CPU": 1}])
     assert group.wait(timeout_seconds=20)
-    assert not group.is_empty()
+    assert not group.is_empty
     inside = group_here.options(placement_group=group, placement_group_bundle_index=0)
     assert fastrt.get(inside.remote()) == group.id
     assert fastrt.get(group_here.options(placement_group="default").remote()) is None
@@ -40,6 +40,14 @@ def test_what_is_no_group_is_refused():
     group = PlacementGroup("00", ({"CPU": 1.0},), "PACK", "", "")
     with pytest.raises(ValueError, match="the group has 1 bundles"):
         fastrt.remote(placement_group=group, placement_group_bundle_index=4)(lambda: 1)
+
+
+def test_amount_that_is_no_number_is_a_type_error_as_on_ray():
+    for options in ({"num_cpus": "x"}, {"num_gpus": "1"}, {"resources": 5}):
+        with pytest.raises(TypeError):
+            fastrt.remote(**options)(lambda: 1)
+    with pytest.raises(ValueError, match="must be a number from 0"):
+        fastrt.remote(num_cpus=-1)(lambda: 1)
 
 
 def test_accelerator_type_is_a_resource():

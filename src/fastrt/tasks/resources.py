@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fastrt._core.objects import functions
 from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
 from fastrt.devices import RESOURCES as DEVICES
-from fastrt.errors import ConfigError
+from fastrt.errors import ArgumentError, ConfigError
 from fastrt.foreign_text import read_json
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -131,7 +131,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
         The demand; None for one CPU anywhere.
     Raises:
         TypeError: a strategy is invalid, or two are given.
-        ValueError: an amount is out of range.
+        ArgumentError: an amount is no number, or out of range; a TypeError and a ValueError.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
@@ -143,7 +143,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
             amounts[GPU] = read_amount("num_gpus", given["num_gpus"])
         amounts[MEMORY] = read_memory(MEMORY, given.get(MEMORY, 0))
     except ConfigError as exc:
-        raise ValueError(str(exc)) from None
+        raise ArgumentError(str(exc)) from None
     check_devices("num_gpus or resources", amounts)
     if "scheduling" in given and "scheduling_strategy" in given:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
