@@ -37,6 +37,7 @@ from typing import Any
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, uplink, value_traffic
+from fastrt.cluster.claims import CLAIM_S
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
@@ -55,7 +56,7 @@ from .program import LARGE, VALUE, Program, Shape
 from .world import Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
-QUIET_S = 45.0  # for what nothing uses to be released: longer than nodes keep values for each other
+QUIET_S = 2 * CLAIM_S  # for what nothing uses to be released: nodes keep values for each other for almost so long
 CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
