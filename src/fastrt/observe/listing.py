@@ -29,6 +29,7 @@ ACTOR_STATES = {
     core_actors.WANTED: "starting", core_actors.STARTING: "starting", core_actors.LIVE: "alive",
     core_actors.DOWN: "restarting", core_actors.DEAD: "dead", core_actors.AWAY: "away",
 }  # fmt: skip
+UNNAMED = ("?", "a promise")  # what `Names` says of a function that is not in the table, and of a task without one
 _TYPES = {0: "None", 1: "bool", 2: "bool", 3: "int", 4: "float", 5: "str", 6: "bytes", NDARRAY: "array"}
 
 
@@ -61,7 +62,7 @@ class Names:
             actor: an actor with this method; None: it is a function.
         """
         if actor is None:
-            return self.by_objref.get(objref, "?" if objref else "a promise")
+            return self.by_objref.get(objref, UNNAMED[0] if objref else UNNAMED[1])
         return f"{self.by_objref.get(objref, '?')}.{self.method(actor, number)}"
 
     def actor(self, actor: int) -> str:

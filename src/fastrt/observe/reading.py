@@ -28,6 +28,7 @@ CHAIN_MAX = 32  # tasks in the chain of `task`
 _PASS_ROWS = 2000  # read together when a filter has to see the rows
 _REMOTE_STATE = 15  # in `pages.count_objects`: a value that another node keeps
 _KINDS = 1 << 16
+_FUNCTIONS_MOST = 2000  # in a filter of the core
 _WHATS = {pages.VALUE: "value", pages.RESULT: "result", pages.ACTOR: "actor", pages.FUNCTION: "function"}
 
 
@@ -366,7 +367,16 @@ def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int, until: 
 
 
 def _functions_named(store: Store, names: Names, wanted: Any) -> list[tuple[int, int, bool]]:
-    """The functions and methods of unfinished tasks that have a name."""
+    """The functions and methods of unfinished tasks that have a name; perhaps further functions with this name.
+
+    The table of functions has the names of tasks. Those of methods, and of what is not in the table, take a pass.
+    """
+    text, client = str(wanted), store.client
+    may_be_method = "." in text or (set(text) & set("*?[") and inspect.actors(client) != [])
+    if not may_be_method and not any(fits(name, wanted) for name in listing.UNNAMED):
+        found = [(objref, index, False) for objref, index, name in inspect.functions(client) if fits(name, wanted)]
+        if len(found) <= _FUNCTIONS_MOST:
+            return found
     return [
         (objref, number, actor is not None)
         for objref, number, actor, _ in pages.count_tasks(store.client)[0]
