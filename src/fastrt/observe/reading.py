@@ -369,7 +369,7 @@ def _tasks(store: Store, wanted: dict[str, Any], after: int, limit: int, until: 
 def _functions_named(store: Store, names: Names, wanted: Any) -> list[tuple[int, int, bool]]:
     """The functions and methods of unfinished tasks that have a name; perhaps further functions with this name.
 
-    The table of functions has the names of tasks. Those of methods, and of what is not in the table, take a pass.
+    The table of functions has the names of tasks. Those of methods, and of unknown functions, take a pass.
     """
     text, client = str(wanted), store.client
     may_be_method = "." in text or (set(text) & set("*?[") and inspect.actors(client) != [])
