@@ -126,18 +126,26 @@ def test_removed_folder_costs_the_values_in_it_and_is_made_again(tmp_path, falls
         del refs, more
 
 
-def test_folder_that_others_may_enter_is_not_used_until_that_is_mended(tmp_path, wait_until):
+@pytest.mark.parametrize("of_others", [False, True], ids=["mode", "owner"])
+def test_folder_that_others_may_enter_is_not_used_until_that_is_mended(tmp_path, wait_until, of_others):
+    if of_others and os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    why = "belongs to uid 65534, not to uid 0" if of_others else "mode 755 lets other users in"
     with fastrt.init(1, STORE, spill_dir=tmp_path, advice=False):
         refs = put_arrays(44)
         folder = Path(spill.directory(client()))
         settle(wait_until)
         spilled, inside = split(refs)
-        folder.chmod(0o755)
-        with pytest.raises(fastrt.ObjectLostError, match="mode 755 lets other users in"):
+        if of_others:
+            os.chown(folder, 65534, 65534)
+        else:
+            folder.chmod(0o755)
+        with pytest.raises(fastrt.ObjectLostError, match=why):
             fastrt.get(refs[spilled[0]])
         check(refs, inside)
-        with pytest.raises(fastrt.ObjectStoreFullError, match="mode 755 lets other users in"):
+        with pytest.raises(fastrt.ObjectStoreFullError, match=why):
             put_arrays(48)
+        os.chown(folder, os.getuid(), os.getgid())
         folder.chmod(0o700)
         check(refs)
         del refs
