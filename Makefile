@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # cython-lint calls pycodestyle by name, and tests call fastrt by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Bytecode is kept even where the environment forbids it: a build starts 10 processes of Python, and the tests many more.
+export PYTHONDONTWRITEBYTECODE :=
 # Folders are listed too, so that a deleted file makes a new build; not the upper ones: bench is a target as well.
 SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell find src $(wildcard protos bench) -mindepth 1 \
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
@@ -20,12 +22,11 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/ruff check .
 	@# Each of these has one core to itself: 12 s instead of 23. The tests' modules are compiled beside them, once and not by
 	@# each process of the tests; a fault in one is reported by the tests.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1 & compiled=$$!; \
+	$(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1 & compiled=$$!; \
 	$(BIN)/cython-lint src & style=$$!; $(BIN)/mypy && $(BIN)/python -m mypy.stubtest fastrt._core \
 	--allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist; types=$$?; wait $$style || types=1; \
 	wait $$compiled; exit $$types
-	@# Even where the environment forbids it, the tests' bytecode is kept: to compile all takes 13 s of CPU.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
@@ -95,7 +96,7 @@ DEPENDENCIES := $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *\("[^"]*"\),$$/\1
 	$(BIN)/python -m pip install --quiet --no-compile $(TO_COMPILE)
 	$(BIN)/python -m pip install --quiet --no-compile $(BUILD_REQUIRES) $(DEPENDENCIES) & packages=$$!; \
 	$(BIN)/python setup.py -q build_ext; built=$$?; wait $$packages && exit $$built
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps .
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --no-deps .
 	touch $@
 
 # The tests' many processes need bytecode, of which the demo's installation leaves out what nothing imports.
