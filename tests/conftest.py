@@ -225,7 +225,7 @@ def descriptors() -> dict[int, str]:
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor
             target = os.readlink(f"/proc/self/fd/{fd}")
-            if not target.startswith(PERMANENT_FDS):
+            if not target.startswith(PERMANENT_FDS) and "/libffi.so" not in target:  # mapped for callbacks
                 found[int(fd)] = target
     return found
 

@@ -198,6 +198,8 @@ class FrameConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end of the connection with its reason."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()  # on Python 3.10 a TLS transport that has lost its peer warns as unclosed otherwise
         self._transport = None
         _open[asyncio.get_running_loop()].discard(self)
         self.settle()
@@ -211,7 +213,11 @@ class FrameConnection(asyncio.Protocol):
         transport.write(frame.head())
         if frame.data:
             transport.write(frame.data)
-        if transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+        try:
+            queued = transport.get_write_buffer_size()
+        except AttributeError:  # Python 3.10's TLS transport has lost its peer, and reports it in the loop's next turn
+            return
+        if queued > _BUFFER_BYTES_MAX:
             self._reason = f"the peer does not read: {_BUFFER_BYTES_MAX >> 20} MiB are queued for it"
             transport.abort()
 
