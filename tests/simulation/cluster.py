@@ -363,6 +363,8 @@ class Cluster:
         world.run(world.now + 10.0)
         if not world.violations:
             self.check_end()
+        for node in self.nodes if world.violations else ():
+            node.say_tasks()
         for driver in drivers:  # they exit
             if driver.process.alive:
                 driver.node.kill(driver)

@@ -77,8 +77,16 @@ class Member:
         """Wait until a reference has a value."""
         wait_s = LOOK_S
         while not handles.is_ready(self.client, ref):
+            self.check_cancelled()
             await pause(wait_s)
             wait_s = min(LOOK_MAX_S, 2 * wait_s)
+
+    def check_cancelled(self) -> None:
+        """End the wait of a task that was cancelled.
+
+        Raises:
+            TaskCancelledError: it was.
+        """
 
     async def submit(self, spec: TaskSpec, scope: dict[str, Any]) -> bool:
         """Submit a task, or make a call once the handle of its actor is here; return False if that is lost."""
@@ -101,6 +109,7 @@ class Member:
         while most:
             item = generators.take(self.client, *pair, 0, 0.0)
             if item is False:
+                self.check_cancelled()
                 await pause(wait_s)
                 wait_s = min(LOOK_MAX_S, 2 * wait_s)
                 continue
@@ -189,6 +198,10 @@ class Worker(Member):
             core.set_blocked(self.client, self.task, False)
             self.waits = False
             self.node.blocked.discard(self)
+
+    def check_cancelled(self) -> None:
+        if self.task >= 0 and core.cancelled(self.client, self.task):
+            raise TaskCancelledError("it was cancelled while it waited")
 
     def wake(self) -> None:
         idle, self.idle = self.idle, None

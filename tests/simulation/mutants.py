@@ -76,6 +76,8 @@ MUTANTS = [
            "if objref not in self._open or not message.native:", 2120),
     Mutant("lineage: a task that begins again has as many runs as before", "value_traffic",
            "self._tables.lineage.count_run(sent.record)", "pass"),
+    Mutant("generator: its readers wait without end after the uplink's death", "value_traffic",
+           "        end_abandoned(self._store)\n", "", 332),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(left - 1, 0)", "left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n", 4),
@@ -97,7 +99,7 @@ MUTANTS = [
            "            absent.values.setdefault(source.objref, []).append(unclaimed)\n", "", 8),
     Mutant("claim: a stream that has not ended here yet", "remote_values",
            "return self.find(node, objref) if found is None else found", "return found", 8),
-    Mutant("uplink: remote values of the last one", "uplink", "        self._tables.remote.adopt()\n", "", 16),
+    Mutant("uplink: remote values of the last one", "value_traffic", "        self.remote.adopt()\n", "", 16),
     Mutant("uplink: kept objects of the last one", "uplink", "self._tables.kept.keep(row.node, [ref])", "pass", 16),
     Mutant("uplink: kept without a word to the daemon", "large_values",
            "            self.on_keep(ref)\n", "            pass\n", 19),

@@ -17,6 +17,7 @@ from fastrt._core.tasks import generator_relay, generators
 from fastrt.cluster.generators import LOOK_S, PAUSED_S, InOrder, is_congested
 from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
+from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 
@@ -134,12 +135,24 @@ class Mirror:
     def lose(self, lost: str) -> None:
         """End the stream with an error, because the peer is lost."""
         if not self.is_closed:
-            error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
-            generator_relay.add_to(
-                self._exchange.client, self.ref, self._exchange.store.put_serialized(error, error=True)
-            )
             self._most = self.items.count
-            self._close_if_whole()
+            self._exchange.waiter.drop(self)
+            _end(self._exchange.store, self.ref, lost)
+
+
+def end_abandoned(store: Store) -> None:
+    """End the mirrors of an earlier uplink of this node with an error: nothing fills them any more.
+
+    Their feeds have ended with its streams, and so are the items that were on their way.
+    """
+    for ref in generator_relay.mirrors(store.client):
+        _end(store, ref, "this node's uplink, which fetched them, has ended")
+
+
+def _end(store: Store, ref: ObjectRef, lost: str) -> None:
+    error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
+    generator_relay.add_to(store.client, ref, store.put_serialized(error, error=True))
+    generator_relay.close(store.client, ref)
 
 
 class Streams:

@@ -138,7 +138,7 @@ class Uplink:
     async def run(self) -> None:
         """Serve until SIGTERM comes or the process that started this one ends; at SIGUSR1 leave in order."""
         loop = asyncio.get_running_loop()
-        self._tables.remote.adopt()
+        self._tables.adopt()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
         loop.add_signal_handler(signal.SIGUSR1, self.leave)

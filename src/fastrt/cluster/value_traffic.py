@@ -19,6 +19,7 @@ from fastrt.cluster.borrowing import DETACHED
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.claiming import BYTES_MIN as _SHORT_BYTES_MIN
 from fastrt.cluster.claiming import Claiming
+from fastrt.cluster.generator_handles import end_abandoned
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.jobs import Jobs
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
@@ -79,6 +80,7 @@ class NodeTables:
     ) -> None:
         self.native = native
         self.keep_bytes = max(keep_bytes, _SHORT_BYTES_MIN)
+        self._store = store
         self.remote = RemoteValues(store)
         self.lineage = Lineage(store, waiter, lineage_bytes, self.remote)
         self.budget = ArgumentBudget(store.client)
@@ -93,6 +95,11 @@ class NodeTables:
         """Return an object that a node holds over a stream that has not ended here yet."""
         refs = (one.references.exported_ref(objref) for one in self.streams if one.node == node)
         return next((ref for ref in refs if ref is not None), None)
+
+    def adopt(self) -> None:
+        """Take over the values of other nodes from an earlier uplink process; end streams without a source."""
+        self.remote.adopt()
+        end_abandoned(self._store)
 
     def adopt_stand_ins(self) -> None:
         """Take over stand-ins of an earlier uplink process of this node; they are claimed from their nodes."""

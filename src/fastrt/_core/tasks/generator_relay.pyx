@@ -1,6 +1,6 @@
 # cython: language_level=3
 """Generators between nodes: read streams for readers on another node, and fill streams with another node's items."""
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -9,7 +9,9 @@ from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport links_add_item
 from fastrt._core.tasks.generators cimport Producer, generator_stream, generator_tell
-from fastrt._core.tasks.generators import is_ready, take
+from fastrt._core.tasks.generators import ELSEWHERE, is_ready, take
+
+cdef uint32_t _ELSEWHERE = ELSEWHERE
 
 
 def pass_on(Client client, Ref stream, Ref end):
@@ -66,6 +68,23 @@ def close(Client client, Ref stream):
     """Close a stream of another node's: its last item has been added."""
     a32_store_sc(&generator_stream(client, stream).limit, 0)
     generator_tell(&client.x, stream.index)
+
+
+def mirrors(Client client):
+    """List the streams on this node that are filled with another node's items and are not closed: a list of Refs."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    cdef uint64_t objref
+    client.ensure()
+    found = []
+    for i in range(frt_objects(x)):
+        objref = a64_load_rlx(&x.entries[i].objref)
+        if frt_word_state(a64_load_acq(frt_state(x, i))) <= FRT_OBJ_PENDING or \
+                not x.entries[i].flags & FRT_ENTRY_STREAM or frt_stream_of(x, i).limit != _ELSEWHERE:
+            continue
+        if object_acquire(x, i, objref, False) == FRT_OK:
+            found.append(ref_wrap(client, i))
+    return found
 
 
 def is_awaited(Client client, Ref stream):
