@@ -30,6 +30,7 @@ from fastrt.observe.memory import Summary
 from fastrt.observe.stacks import Process, Stack
 from fastrt.store import debugging, join
 from fastrt.store.messages import AskNode, ListNodes, NodePage
+from support.browser import open_page
 from support.cluster import FASTRT, RunningNode
 from support.dashboard import Dashboard
 from support.terminal import Terminal
@@ -328,6 +329,37 @@ def test_dashboard_shows_the_log_of_another_node(driver, nodes, runtime_dir, wai
         wait_until(lambda: "stack" in dash.view("process", node=three, pid=pid), "the stack, or why it is refused", 20)
         assert dash.post("/do/stack", session=session, pid=1, node="f" * 32)[0] == 400
         assert "no such node" in dash.view("memory", node="f" * 32)["failed"]["text"]
+
+
+@pytest.mark.long
+def test_reader_opens_pages_of_another_node(driver, nodes, runtime_dir, tmp_path, browser):
+    go_on = tmp_path / "go on"
+
+    @fastrt.remote
+    def hold(path):
+        print("from afar", flush=True)  # noqa: T201
+        while not os.path.exists(path):
+            fastrt.wait([], num_returns=0)
+
+    ref = hold.options(scheduling="two").remote(str(go_on))
+    with Dashboard(runtime_dir, "--session", nodes["one"].note.session) as dash:
+        page, wrong = open_page(browser, f"http://127.0.0.1:{dash.port}/")
+        page.set_default_timeout(30_000)
+        page.goto(f"{dash.url}#workers")
+        page.get_by_role("link", name="node two").click()
+        page.locator("tbody tr", has_text="hold").locator("a").first.click()
+        page.locator("dl.facts", has_text="worker").wait_for()
+        if shutil.which("py-spy"):
+            page.get_by_role("button", name="Show its stack").click()
+            assert "test_other_nodes.py" in page.locator("pre", has_text="hold").inner_text()
+        page.evaluate("() => { location.hash = 'logs?node=two'; }")
+        page.get_by_text("from afar").first.wait_for()
+        page.evaluate("() => { location.hash = 'memory'; }")
+        page.get_by_role("link", name="node two").click()
+        page.locator("dl.facts", has_text="size").wait_for()
+        assert wrong == []
+    go_on.touch()
+    fastrt.get(ref, timeout=30)
 
 
 @pytest.mark.parametrize("rows", ["{}", "[1]", "[[1, 2]]", '["' + "x" * 300_000, "[" * 40])
