@@ -3,7 +3,7 @@
 closed: instructions of a submission, by callgrind: beside no dashboard, beside one, and after one that is gone.
 lists: the times of listings and counts of 2 million queued tasks and 4 million objects, and the memory of the reader.
 page: the same session in a real browser: memory of the dashboard's process, the browser's heap, its longest tasks.
-open: the rate of tasks, 1,000 at a time, with a page open at 1 Hz and without, in pairs of rounds.
+open: the rate of tasks, 1,000 at a time, and their processor time with a page open at 1 Hz and without, in pairs.
 """
 
 import os
@@ -183,8 +183,13 @@ for line in urllib.request.urlopen(request):
 """
 
 
-def rate(seconds: float, in_flight: int) -> float:
-    """Tasks a second, with so many in flight."""
+def processor_s(pids: list[int]) -> float:
+    """The processor time of some processes until now, in seconds."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def rate(seconds: float, in_flight: int) -> tuple[float, int]:
+    """Tasks a second, with so many in flight, and how many were run."""
     refs = [double.remote(k) for k in range(in_flight)]
     begun, done = time.perf_counter(), 0
     while time.perf_counter() - begun < seconds:
@@ -193,7 +198,7 @@ def rate(seconds: float, in_flight: int) -> float:
         done += 100
     found = done / (time.perf_counter() - begun)
     fastrt.get(refs)
-    return found
+    return found, done + in_flight
 
 
 def wait_for(path: Path) -> None:
@@ -211,6 +216,12 @@ def proof_of(folder: Path, server: subprocess.Popen[str], url: str) -> tuple[str
     return url.partition("//")[2].partition(":")[2].partition("/")[0], f"Bearer {found.token}"
 
 
+def difference(ratios: list[float]) -> str:
+    """The median of some ratios, less 1, in words."""
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5
+    return f"{100 * (statistics.median(ratios) - 1):+.2f} % (standard error {100 * spread:.2f} %)"
+
+
 @main.command("open")
 @click.option("--view", default="overview", type=click.Choice(VIEWS))
 @click.option("--pairs", default=15)
@@ -223,23 +234,26 @@ def page_open(view: str, pairs: int, seconds: float, workers: int) -> None:
         with fastrt.init(workers, "256MiB", runtime_dir=folder), dashboard(folder) as (server, url):
             with subprocess.Popen([sys.executable, "-c", READER, *proof_of(folder, server, url), view]) as reader:
                 rate(2 * seconds, 1000)
-                ratios, processor = [], []
+                ratios, costs, processor = [], [], []
+                pids = [one["pid"] for one in fastrt.list_workers() if one["kind"] in ("driver", "worker", "daemon")]
                 for k in range(pairs):
-                    rates = {}
+                    rates, cost = {}, {}
                     for is_open in (True, False) if k % 2 else (False, True):
                         server.send_signal(signal.SIGCONT if is_open else signal.SIGSTOP)
-                        before = sum(psutil.Process(server.pid).cpu_times()[:2])
-                        rates[is_open] = rate(seconds, 1000)
+                        before, spent = processor_s([server.pid]), processor_s(pids)
+                        rates[is_open], tasks = rate(seconds, 1000)
+                        cost[is_open] = (processor_s(pids) - spent) / tasks
                         if is_open:
-                            processor.append((sum(psutil.Process(server.pid).cpu_times()[:2]) - before) / seconds)
+                            processor.append((processor_s([server.pid]) - before) / seconds)
                     ratios.append(rates[True] / rates[False])
+                    costs.append(cost[True] / cost[False])
                 server.send_signal(signal.SIGCONT)
                 reader.terminate()
-            middle = statistics.median(ratios)
-            spread = statistics.stdev(ratios) / len(ratios) ** 0.5
+            print(f"{view}, the page open beside closed, medians of {pairs} pairs")
+            print(f"  tasks a second                                           {difference(ratios)}")
+            print(f"  processor time of a task (driver, workers and daemon)    {difference(costs)}")
             print(
-                f"{view}: {100 * (1 - middle):+.2f} % slower with the page (median of {pairs} pairs, standard error "
-                f"{100 * spread:.2f} %); the dashboard takes {100 * statistics.median(processor):.2f} % of a processor"
+                f"  the dashboard's own processor time                       {100 * statistics.median(processor):.2f} %"
             )
 
 
