@@ -380,9 +380,15 @@ def menu(page):
 
 @pytest.fixture
 def busy(visit, program):
-    """Open the dashboard beside a program that has a bit of everything."""
+    """Open the dashboard beside a program that has a bit of everything, once the page has found it."""
     program(BUSY).wait_for_line("ready")
-    return visit
+
+    def open_overview(**options):
+        page = visit(**options)
+        page.get_by_text("Functions with unfinished tasks").wait_for()
+        return page
+
+    return open_overview
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
