@@ -9,9 +9,9 @@ from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport links_add_item
 from fastrt._core.tasks.generators cimport Producer, generator_stream, generator_tell
-from fastrt._core.tasks.generators import ELSEWHERE, is_ready, take
+from fastrt._core.tasks.generators import ELSEWHERE as _elsewhere, is_ready, take
 
-cdef uint32_t _ELSEWHERE = ELSEWHERE
+cdef uint32_t _ELSEWHERE = _elsewhere
 
 
 def pass_on(Client client, Ref stream, Ref end):
