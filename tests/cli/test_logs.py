@@ -59,10 +59,13 @@ def test_lines_of_an_ended_session_have_prefixes_and_their_streams(ended):
 def test_lines_are_found_by_task_actor_worker_session_and_node(ended):
     session, ran = ended
     assert logs("--task", ran[1][0], "--raw") == ("said 1\n", "complained 1\n")
+    assert logs("--task", ran[1][0].upper() + "0" * 32, "--raw") == ("said 1\n", "complained 1\n")
     assert logs("--actor", "bob", "--raw") == logs("--actor", "Speaker", "--raw") == ("called\n", "")
     assert sum(map(len, map(str.splitlines, logs("--worker", str(ran[0][1]), "-n", "4", "--raw")))) == 4
     assert logs("--session", session[:6], "--raw", "--tail", "0") == ("", "")
     assert "called" in logs("--node", os.uname().nodename)[0]
+    result = CliRunner().invoke(main, ["logs", "--task", "speak"])
+    assert (result.exit_code, "'speak' is no id of a task" in result.output) == (2, True)
     result = CliRunner().invoke(main, ["logs", "--session", "xyz"])
     assert (result.exit_code, "no session has printed anything here that fits" in result.output) == (1, True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import sys
 import time
 from collections.abc import Iterable
@@ -18,10 +19,19 @@ if TYPE_CHECKING:
     from fastrt.runtime.node_logs import Log
 
 _PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
+_TASK_DIGITS = 16  # of an id; Ray's are longer, and begin with the same ones
+
+
+def _task_digits(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value.strip(string.hexdigits):
+        raise click.BadParameter(f"{value!r} is no id of a task; `fastrt list tasks` shows the ids, of up to 16 digits")
+    return value[:_TASK_DIGITS].lower()
 
 
 @click.command(short_help="Show what tasks and actors have printed.")
-@click.option("--task", default="", metavar="ID", help="Only of the task whose id begins with this.")
+@click.option(
+    "--task", default="", metavar="ID", callback=_task_digits, help="Only of the task whose id begins with this."
+)
 @click.option("--actor", default="", metavar="NAME", help="Only of actors with this name, class or number.")
 @click.option("--worker", default=0, metavar="PID", help="Only of the process with this number.")
 @click.option("--node", default="", metavar="NAME|ID", help="Of the last session of this node, also on other machines.")
@@ -51,7 +61,7 @@ def logs(
     if lists:
         _show_sessions([one for one in _folders() if _fits(one, session, node)])
         return
-    found = _logs(node, all_nodes, session, {"task": task.lower(), "actor": actor, "worker": worker})
+    found = _logs(node, all_nodes, session, {"task": task, "actor": actor, "worker": worker})
 
     def on_silent(name: str, exc: Exception) -> None:
         click.echo(f"fastrt: lines of node {name} are missing: {exc}", err=True)
