@@ -42,7 +42,7 @@ class RuntimeEnvError(ConfigError):
     """
 
 
-class ArgumentError(TypeError, ValueError):
+class ArgumentError(FastrtError, TypeError, ValueError):
     """An option is unknown, or an argument is of another kind. Ray raises a ValueError where Python has a TypeError."""
 
 
