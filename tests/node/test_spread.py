@@ -86,3 +86,15 @@ def test_free_copies_are_shared_out_among_the_nodes_that_wait():
     # The senders that "late" was given have failed, whichever of them it was.
     assert spread.ask("late") == []
     assert spread.received("last", 0) == [("late", tuple(copies[4:]))]
+
+
+def test_a_sender_without_its_copy_gets_the_value_from_another_one_of_the_same_receiver():
+    """Both waited without end: the sender for the other one, and the receiver, which keeps that one busy, for both."""
+    spread = Spread(1)
+    for node in range(3):
+        spread.ask(node)
+        spread.received(node, 100 + node)
+    assert spread.ask("late") == [("late", ((0, 100), (1, 101), (2, 102)))]
+    assert spread.ask(2) == [(2, ((0, 100), (1, 101)))]
+    assert spread.ask(1) == [(1, ((0, 100),))]
+    assert spread.ask(0) == [(0, ((None, 1),))]

@@ -53,6 +53,9 @@ class Spread:
         for failed in self._sending.pop(peer, ()):
             self._copies.pop(failed.peer, None)
         self._copies.pop(peer, None)  # it has dropped its copy
+        for receiver, senders in self._sending.items():
+            # The receiver waits for this one's part: the others count as free, or this one could wait for them.
+            self._sending[receiver] = tuple(one for one in senders if one.peer == peer) or senders
         if peer not in self._waiting:
             self._waiting.append(peer)
         return self._assign()
