@@ -6,6 +6,7 @@ FASTRT_ATTACKS_TABLE names a file for the table; `-s` prints it.
 import base64
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -218,8 +219,8 @@ class Cell:
         assert bool(heard) is not bool(self.door.squat_at()), heard
         for part in secrets_of(self.door.secret):
             assert part not in heard, f"{self.door.name} sends its secret to whoever listens"
-        assert b"\x80\x04\x95" not in heard
-        assert b"\x80\x05\x95" not in heard
+        # A pickle's first frame, and its length below 4 GiB: three bytes alone are among random ones now and then.
+        assert not re.search(rb"\x80[\x04\x05]\x95.{4}\x00{4}", heard, re.DOTALL)
         return f"heard {len(heard)} bytes, no secret and no pickle"
 
     def silent(self) -> str:
