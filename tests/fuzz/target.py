@@ -6,6 +6,7 @@ python target.py CORPUS_FOLDER [libFuzzer options]
 import ctypes
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
@@ -29,6 +30,7 @@ def connect() -> None:
 
 def main() -> None:
     scene = damage.Scene()
+    Path(tempfile.gettempdir(), "segment").write_text(str(scene.path))  # for fuzz.py, which removes it
     atheris.Setup(sys.argv, scene.run)
     connect()
     atheris.Fuzz()
