@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+OWN_DIGITS, OWN_NODE_DIGITS = 16, 32  # of fastrt's own ids of tasks and actors, and of nodes
+
 
 class BaseID(str):
     """An id: hex digits. Made by `from_hex`, `from_binary`, `from_random` and `nil`, or of its bytes or digits.

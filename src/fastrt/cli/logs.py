@@ -13,19 +13,19 @@ import click
 
 from fastrt.cli.look import runtime_folder
 from fastrt.config import size_text
+from fastrt.ids import OWN_DIGITS
 
 if TYPE_CHECKING:
     from fastrt.node.log_files import LogFolder, LogLine
     from fastrt.runtime.node_logs import Log
 
 _PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
-_TASK_DIGITS = 16  # of an id; Ray's are longer, and begin with the same ones
 
 
 def _task_digits(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value.strip(string.hexdigits):
         raise click.BadParameter(f"{value!r} is no id of a task; `fastrt list tasks` shows the ids, of up to 16 digits")
-    return value[:_TASK_DIGITS].lower()
+    return value[:OWN_DIGITS].lower()  # Ray's ids are longer, and begin with the same digits
 
 
 @click.command(short_help="Show what tasks and actors have printed.")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastrt.errors import ArgumentError, FastrtError
+from fastrt.ids import OWN_DIGITS, OWN_NODE_DIGITS
 from fastrt.node.log_files import LogLine
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.runtime import node_logs
@@ -20,7 +21,6 @@ from fastrt.runtime.state_api import rows_of
 from fastrt.store import client as store_client
 
 _TIMEOUT_S = 30
-_OWN, _OWN_NODE = 16, 32  # digits of fastrt's own ids of tasks, actors and nodes, with which Ray's begin
 _SUFFIXES = {"out": False, "err": True}
 _FILE = re.compile(r"worker-(\d+)\.(out|err)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -89,12 +89,12 @@ def get_log(
         raise ArgumentError(f"suffix is {suffix!r}; it must be 'out' or 'err'")
     wanted: dict[str, Any] = {}
     if actor_id is not None:
-        row = next((one for one in _rows("actors", timeout) if one["actor_id"] == actor_id[:_OWN]), None)
+        row = next((one for one in _rows("actors", timeout) if one["actor_id"] == actor_id[:OWN_DIGITS]), None)
         if row is None:
             raise ArgumentError(f"list_actors has no actor with the id {actor_id!r}")
         wanted, node_id = {"actor": str(row["actor"])}, node_id or _id_of(row.get("node"))
     elif task_id is not None:
-        own = task_id[:_OWN]
+        own = task_id[:OWN_DIGITS]
         row = next((one for one in _rows("tasks", timeout) if own in (one["task_id"], *(one["results"] or ()))), {})
         wanted, node_id = {"task": row.get("task_id", str(own))}, node_id or _id_of(row.get("node"))
     elif pid is not None:
@@ -129,7 +129,7 @@ def _node(node_id: str | None, node_ip: str | None) -> str:
         raise ArgumentError("give node_id or node_ip")
     if node_id is None and node_ip == get_node_ip_address():
         return _id_of(None)
-    own = node_id and node_id[:_OWN_NODE]
+    own = node_id and node_id[:OWN_NODE_DIGITS]
     found = [one["NodeID"] for one in nodes() if one["NodeID"] == own or f"node:{node_ip}" in one["Resources"]]
     if not found:
         raise ArgumentError(f"no node has the id or address {node_id or node_ip!r}")
