@@ -10,7 +10,7 @@ from .program import Program, TaskSpec
 
 
 class ItemsRead:
-    """What the readers of all generators have read.
+    """Checks the items that readers of generators get: each item has one reader, and they come in order.
 
     Args:
         program: the program.

@@ -113,7 +113,7 @@ class TaskSpec:
 
     @property
     def names(self) -> list[str]:
-        """What a caller has of it: its results, or its generator."""
+        """The names that its caller gets: of its results, or of its generator."""
         return [f"t{self.number}*"] if self.items else self.results
 
 

@@ -1,4 +1,4 @@
-"""`FASTRT_DEBUGGER=debugpy`: editors debug tasks, calls and errors; nobody else comes in."""
+"""`FASTRT_DEBUGGER=debugpy`: an editor debugs tasks, calls and errors; the worker refuses any other client."""
 
 import contextlib
 import importlib.util
