@@ -3,7 +3,7 @@
 Rows are GB/s of `torch.from_numpy(get(ref)).to("cuda")`: medians of the rounds, in each of which all kinds take turns.
 The memory of fastrt's store is copied as it is, and page-locked by cudaHostRegister, which a process does once for a
 value that it copies often; its time is printed too. Without a GPU or torch the command says so, and measures nothing.
-It has not been run on a machine with a GPU yet.
+docs/resources.md has figures.
 """
 
 from __future__ import annotations

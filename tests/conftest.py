@@ -49,6 +49,9 @@ os.environ.setdefault("FASTRT_ADVICE", "0")
 # Hundreds of short sessions; the tests of this setting switch it on.
 os.environ.setdefault("FASTRT_POPULATE_BYTES", "0")
 
+# A GPU of this machine would be among the resources of each test; those about devices name the ones they want.
+os.environ.setdefault("FASTRT_DETECT_DEVICES", "0")
+
 # Each of four processes collects all tests: a fifth of its CPU for that went to looking for garbage among them.
 gc.disable()
 

@@ -364,6 +364,7 @@ def test_own_cgroup_and_all_above_it_are_looked_at():
     ],
 )
 def test_resources_are_read_from_json_and_mappings(given, read, monkeypatch):
+    monkeypatch.setenv("FASTRT_DETECT_DEVICES", "0")
     assert Config.load(object_store_memory="64MiB", resources=given or None).resources == read
     if isinstance(given, str):
         monkeypatch.setenv("FASTRT_RESOURCES", given)

@@ -80,6 +80,7 @@ class Config:
         tasks_max: tasks that can be unfinished at once on the node.
         resources: other resources that tasks may request, with their amounts: {"gpu": 1, "license": 2.5}. CPUs are
             set by num_workers; devices such as GPUs are found, unless an amount of them is given. As text it is JSON.
+        detect_devices: whether the node has the devices that it finds; False: only those that `resources` names.
         labels: what a `label_selector` can ask for, such as {"zone": "north"}. As text it is JSON, or "zone=north".
         lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
         keep_bytes: a task's result of at least this many bytes (and 16 KiB) stays on the node of a cluster that made
@@ -99,8 +100,7 @@ class Config:
         log_to_driver: whether the driver prints the output of workers.
         log_rate: bytes a second of workers' output that this node's drivers print, four seconds' worth at once; lines
             beyond it are counted, and are only in the log files. 0: no limit.
-        log_fold: whether equal lines that several processes print, or one process again and again, are printed once,
-            with their number.
+        log_fold: whether equal lines, of several processes or of one, are printed once, with their number.
         log_bytes: bytes of the session's log files, for `fastrt logs`; the oldest lines make room. 0: no log files.
         logging: settings of the module `logging` in workers and actors: a level ("DEBUG", or a number), "json" for a
             JSON object a line, or a dictionary for `logging.config.dictConfig`, also as JSON. "": Python's defaults.
@@ -126,6 +126,7 @@ class Config:
     objects_max: int
     tasks_max: int
     resources: Mapping[str, float]
+    detect_devices: bool
     labels: Mapping[str, str]
     lineage_bytes: int
     keep_bytes: int
@@ -171,7 +172,7 @@ class Config:
             if value is None:
                 source, value = _variable(name), os.environ.get(_variable(name)) or None
             values[name] = _default(name, values) if value is None else _SETTINGS[name].read(source, value)
-        if values["num_workers"]:
+        if values["num_workers"] and values["detect_devices"]:
             values["resources"] = {**detect(), **values["resources"]}
         config = cls(**values)
         config._check_together()
@@ -645,6 +646,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
+    "detect_devices": _Setting(_flag, lambda: True),
     "labels": _Setting(read_labels, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
     "keep_bytes": _Setting(_size_from(0), lambda: 100 << 10),

@@ -388,7 +388,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], ""])
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], ""], ids=["none", "wrong", "cut", "empty"])
 def test_without_the_token_nothing_is_served(site: Site, server: ObjStoreServer, caller: Make, token: Any) -> None:
     site.put(1, "secret")
     stranger = caller(server.address, token)
