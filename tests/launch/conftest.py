@@ -22,8 +22,12 @@ class Command:
 
     def start(self, *words: str, within: Sequence[str] = (), **variables: str) -> "subprocess.Popen[str]":
         """Start `fastrt run` with these words, after a command such as mpirun."""
+        return self.also([*within, *FASTRT, "run", *words], **variables)
+
+    def also(self, words: Sequence[str], **variables: str) -> "subprocess.Popen[str]":
+        """Start another command in the same environment."""
         process = subprocess.Popen(
-            [*within, *FASTRT, "run", *words],
+            words,
             env={**self.env, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

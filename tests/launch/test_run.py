@@ -5,8 +5,12 @@ import subprocess
 
 import pytest
 
+from fastrt.launch import manifest
 from support.cluster import FASTRT
 
+OPTIONS = manifest.ManifestOptions("job", 2, "image", ["app.py"], "token")
+POD = manifest.objects(OPTIONS)[2]["spec"]["template"]["spec"]
+PRE_STOP = POD["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
 COUNT = """
 import os, sys
 import fastrt
@@ -229,9 +233,10 @@ with fastrt.init():
 
 def two_ranks(command, program, text, path):
     words = ("--size", "2", "--head", "127.0.0.1", "--job", "leaves", "--num-workers", "1")
-    first = command.start("--rank", "0", *words, program(THERE + text), str(path))
-    other = command.start("--rank", "1", *words, "--resources", '{"there": 1}', program(THERE + text))
-    return first, other
+    folders = [command.env["FASTRT_RUNTIME_DIR"] + name for name in ("rank0", "rank1")]  # as on two machines
+    first = command.start("--rank", "0", *words, program(THERE + text), str(path), FASTRT_RUNTIME_DIR=folders[0])
+    there = ("--resources", '{"there": 1}', program(THERE + text))
+    return first, command.start("--rank", "1", *words, *there, FASTRT_RUNTIME_DIR=folders[1])
 
 
 def test_rank_that_gets_sigterm_leaves_once_its_task_has_ended_and_its_value_is_moved(
@@ -248,12 +253,19 @@ def test_rank_that_gets_sigterm_leaves_once_its_task_has_ended_and_its_value_is_
     assert (first.returncode, out) == (0, f"{1 << 20} 1\n"), err
 
 
-def test_nodes_of_a_job_that_gets_sigterm_stay_for_its_program(command, program, tmp_path, wait_until):
+@pytest.mark.parametrize("way", ["SIGTERM", "preStop"])
+def test_nodes_of_a_job_that_is_asked_to_end_stay_for_its_program(command, program, tmp_path, wait_until, way):
+    """By SIGTERM, or by the command that Kubernetes runs in a pod before it sends SIGTERM."""
     path = tmp_path / "up"
     first, other = two_ranks(command, program, STAYS, path)
     wait_until(path.exists, "the program to begin", 30)
-    other.terminate()
-    first.terminate()
+    if way == "SIGTERM":
+        other.terminate()
+        first.terminate()
+    else:
+        for name in ("rank1", "rank0"):
+            asks = [*FASTRT, *PRE_STOP[1:]]
+            command.also(asks, FASTRT_RUNTIME_DIR=command.env["FASTRT_RUNTIME_DIR"] + name)
     out, err = first.communicate(timeout=30)
     assert (first.returncode, out) == (0, f"{1 << 20}\n"), err
     _, err = other.communicate(timeout=60)
