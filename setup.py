@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import uuid
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -269,7 +270,10 @@ def commit_here() -> str:
 def build_facts() -> dict[str, object]:
     """The facts that `fastrt --version` prints about a build."""
     layout = re.search(r"^#define FRT_LAYOUT_VERSION (\d+)", (CORE / "include/layout.h").read_text(), re.M)
-    flags = [OPTIMIZE, *["failpoints"] * FAILPOINTS, *[f"sanitizer {SANITIZE}"] * bool(SANITIZE)]
+    # The last option of a module counts; so each module has one level.
+    levels = Counter([word for word in ext.extra_compile_args if word[:2] == "-O"][-1] for ext in extensions())
+    flags = [f"{level} ({count} modules)" for level, count in levels.most_common()]
+    flags += [*["failpoints"] * FAILPOINTS, *[f"sanitizer {SANITIZE}"] * bool(SANITIZE)]
     flags += ["hardened"] * bool(HARDENING)
     return {"commit": commit_here(), "layout": int(layout[1]) if layout else 0, "flags": flags}
 

@@ -108,6 +108,13 @@ def test_importing_setup_builds_nothing():
     assert python(code) == ("done", "")
 
 
+def test_record_of_a_build_names_each_level_of_optimization():
+    # Most modules have their own: one level would hide what tasks, puts and gets pass through.
+    code = f"import runpy, os; os.chdir({str(ROOT)!r}); print(runpy.run_path('setup.py')['build_facts']()['flags'])"
+    for level in ("-O1", "-O2", "-O3", "-Og"):
+        assert re.search(rf"'{level} \(\d+ modules\)'", python(code)[0])
+
+
 def test_unbuilt_tree_says_what_to_do(unbuilt):
     _, errors = python("import fastrt; fastrt.init", PYTHONPATH=str(unbuilt))
     assert "ImportError" in errors

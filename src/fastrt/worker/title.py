@@ -29,6 +29,8 @@ def set_title(title: str) -> None:
 
 def _write(title: bytes) -> None:
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    if len(fields) <= _ARG_END:  # an emulator such as qemu leaves them out
+        return
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     if start and end > start:  # else the kernel hides them
         title = title[: end - start - 1]
