@@ -3,9 +3,11 @@
 Prints the rates at which values beyond the store are put, read from their files with a cold and a warm page cache, and
 restored to memory; and those of `dd` with blocks as large as a value. Each row is measured in turn in every round,
 because the speed of a disk that others use changes from second to second. Then the times of small operations: quiet,
-beside puts that find room, and beside puts that spill.
+beside puts that find room, and beside puts that spill. The controls are a thread that copies as many bytes in its own
+memory, and one that also writes each copy to a file in one call.
 """
 
+import mmap
 import os
 import statistics
 import subprocess
@@ -109,26 +111,47 @@ def disk(folder: Path, mib: int, store_mib: int, value_mib: int, rounds: int) ->
 
 
 @fastrt.remote
-class Putter:
-    """Puts values as quickly as it can, and keeps the last ones."""
+class Load:
+    """Keeps a thread busy: with puts, or, as controls, with copies that may be written to a file past the page cache.
 
-    def start(self, nbytes: int, keep: int) -> None:
-        self.data, self.keep, self.done = np.ones(nbytes, np.uint8), keep, 0
-        self.ends = threading.Event()
-        self.thread = threading.Thread(target=self.run)
+    Args:
+        nbytes: of each value.
+        folder: for the control's file.
+    """
+
+    def __init__(self, nbytes: int, folder: str) -> None:
+        self.data, self.room = np.ones(nbytes, np.uint8), mmap.mmap(-1, nbytes)
+        self.target = np.frombuffer(self.room, np.uint8)
+        self.file = os.open(Path(folder) / "control", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        self.writes = 0
+        self.refs: list[fastrt.ObjectRef] = []
+
+    def start(self, step: str, keep: int) -> None:
+        """Begin to repeat the method `step`, and to keep the last `keep` values."""
+        self.keep, self.ends = keep, threading.Event()
+        self.thread = threading.Thread(target=self.run, args=[getattr(self, step)])
         self.thread.start()
 
-    def run(self) -> None:
-        refs: list[fastrt.ObjectRef] = []
+    def run(self, step: Callable[[], None]) -> None:
         while not self.ends.is_set():
-            refs.append(fastrt.put(self.data))
-            del refs[: -self.keep]
-            self.done += 1
+            step()
 
-    def end(self) -> int:
+    def put(self) -> None:
+        self.refs.append(fastrt.put(self.data))
+        del self.refs[: -self.keep]
+
+    def copy(self) -> None:
+        np.copyto(self.target, self.data)
+
+    def copy_and_write(self) -> None:
+        self.copy()
+        os.pwrite(self.file, self.room, self.writes % 32 * len(self.data))
+        self.writes += 1
+
+    def end(self) -> None:
         self.ends.set()
         self.thread.join()
-        return self.done
+        self.refs.clear()
 
 
 @fastrt.remote
@@ -155,32 +178,38 @@ def small_times(seconds: float) -> dict[str, list[float]]:
 
 
 def small(folder: Path, store_mib: int, value_mib: int, rounds: int) -> None:
-    """Print the times of small operations beside the work of a putter."""
+    """Print the times of small operations beside loads: puts, and plain copies and writes of as many bytes."""
     with fastrt.init(2, f"{store_mib}MiB", spill_dir=folder, advice=False):
         client = store_client.require().client
-        putter = Putter.remote()
-        held = {"quiet": 0, "beside puts in memory": 1, "beside puts that spill": 2 * store_mib // value_mib}
-        times: dict[str, dict[str, list[float]]] = {title: {} for title in held}
-        rates: dict[str, list[float]] = {title: [] for title in held}
+        load = Load.remote(value_mib * MIB, str(folder))
+        loads = {
+            "quiet": None,
+            "beside copies": ("copy", 0),
+            "beside puts in memory": ("put", 1),
+            "beside copies to disk": ("copy_and_write", 0),
+            "beside puts that spill": ("put", 2 * store_mib // value_mib),
+        }
+        found: dict[tuple[str, str], list[list[float]]] = {}
+        rates: dict[str, list[float]] = {title: [] for title in loads}
         small_times(0.5)
         for _ in range(rounds):
-            for title, keep in held.items():
-                if keep:
-                    fastrt.get(putter.start.remote(value_mib * MIB, keep))
+            for title, kind in loads.items():
+                if kind:
+                    fastrt.get(load.start.remote(*kind))
                     time.sleep(0.5)
                 before = spill.totals(client)["spilled_bytes"]
-                for name, found in small_times(SMALL_S).items():
-                    times[title].setdefault(name, []).extend(found)
+                for name, times in small_times(SMALL_S).items():
+                    found.setdefault((name, title), []).append(sorted(times))
                 rates[title].append((spill.totals(client)["spilled_bytes"] - before) / SMALL_S / 1e6)
-                if keep:
-                    fastrt.get(putter.end.remote())
+                if kind:
+                    fastrt.get(load.end.remote())
                     time.sleep(0.5)
-    for title, found in times.items():
-        for name, us in found.items():
-            ranked = sorted(us)
-            p50, p99 = (ranked[int(len(ranked) * share)] for share in (0.5, 0.99))
-            rate = statistics.median(rates[title])
-            print(f"{name:16} {title:24} p50 {p50:7.0f} us  p99 {p99:7.0f} us  ({rate:.0f} MB/s spilled)")
+    for (name, title), ranked in found.items():
+        p50, p99 = ([times[int(len(times) * share)] for times in ranked] for share in (0.5, 0.99))
+        print(
+            f"{name:16} {title:22} p50 {statistics.median(p50):5.0f} us  p99 {statistics.median(p99):5.0f} us "
+            f"({min(p99):.0f} to {max(p99):.0f} in {rounds} rounds)  {statistics.median(rates[title]):.0f} MB/s spilled"
+        )
 
 
 @click.command()
