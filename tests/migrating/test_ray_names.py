@@ -134,6 +134,9 @@ def test_alias_is_refused_beside_ray_itself(program):
     ("module", "attribute"),
     [
         ("fastrt.ray.dag", "dag"),
+        ("fastrt.ray.dag.input_node", "dag.input_node"),
+        ("fastrt.ray.dag.output_node", "dag.output_node"),
+        ("fastrt.ray.util.accelerators", "util.accelerators"),
         ("fastrt.ray.remote_function", "remote_function"),
         ("fastrt.ray.runtime_env", "runtime_env"),
         ("fastrt.ray.types", "types"),

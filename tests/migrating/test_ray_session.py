@@ -45,9 +45,9 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
             with Pool(1, ray_address="auto") as pool:
                 assert pool.map(abs, [-1]) == [1]
             try:
-                Pool(ray_remote_args={"num_cpus": 2})
-            except NotImplementedError as exc:
-                assert "ray_remote_args" in str(exc)
+                Pool(2)
+            except ValueError as exc:
+                assert "from 1 to the number of CPUs, 1" in str(exc)
             assert ray.util.placement_group([{"CPU": 1}], strategy=None).strategy == "PACK"
             assert ray.init(ignore_reinit_error=True)["node_id"] == context["node_id"]
             try:

@@ -125,6 +125,18 @@ def test_kill_without_no_restart_starts_it_again(folder):
     assert get(actor.pid.remote()) != first
 
 
+def test_kill_before_the_process_is_up_counts_as_a_restart(folder):
+    once, twice = Log.remote(folder), Log.options(max_restarts=1).remote(folder)
+    for actor in (once, twice):
+        fastrt.kill(actor, no_restart=False)
+    with pytest.raises(ActorDiedError, match="killed"):
+        get(once.pid.remote())
+    get(twice.pid.remote())
+    fastrt.kill(twice, no_restart=False)
+    with pytest.raises(ActorDiedError):
+        get(twice.pid.remote())
+
+
 def test_death_inside_the_constructor_counts_as_a_restart(folder):
     @fastrt.remote(max_restarts=2)
     class Fragile:

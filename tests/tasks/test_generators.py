@@ -323,10 +323,13 @@ def test_numbers_of_results_take_what_a_generator_yields():
     assert get(refs[:2]) == [0, 1]
     with pytest.raises(ValueError, match="num_returns=3, its generator has yielded 2 items"):
         get(refs[2])
-    with pytest.raises(ValueError, match="num_returns=2, its generator has yielded 3 items"):
-        get(count.options(num_returns=2).remote(3)[0])
-    with pytest.raises(ValueError, match="has yielded 2 items"):
-        get(count.options(num_returns=1).remote(2))
+    assert get(count.options(num_returns=2).remote(3)) == [0, 1]
+    assert get(count.options(num_returns=1).remote(2)) == 0
+
+
+def test_list_of_references_is_for_generators(rt):
+    with pytest.raises(TypeError, match='num_returns="dynamic" is for generators; the function returned a list'):
+        get(fastrt.remote(sorted).options(num_returns="dynamic").remote([1]))
 
 
 def test_function_that_returns_an_iterable_can_stream_it():

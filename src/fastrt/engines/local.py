@@ -357,15 +357,15 @@ class LocalEngine:
         if inspect.isgenerator(value) and len(refs) != 1:
             items: list[Any] = []
             try:
-                items += value
+                items += itertools.islice(value, len(refs))
+                value.close()
                 if len(items) != len(refs):
                     raise ValueError(
                         f"the task has num_returns={len(refs)}, its generator has yielded {len(items)} items"
                     )
             except Exception:
-                if len(items) <= len(refs):
-                    for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
-                        ref.stored = Stored(item)
+                for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
+                    ref.stored = Stored(item)
                 raise
             value = items
         if len(refs) == 1:

@@ -30,7 +30,6 @@ REFUSED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("horovod", "lightgbm", "spark", "xgboost", "tracing"), "fastrt has no such integration"),
         "dask": "`import fastrt.dask` runs Dask's graphs on fastrt, by a scheduler of its own",
         "tpu": "fastrt does not assign TPUs",
-        "accelerators": "fastrt does not know the types of accelerators",
         "collective": "`fastrt.collective` has groups of its own",
     },
     "ray.util.state": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from typing import Any
 
 from fastrt._core.objects import handles
@@ -12,6 +13,7 @@ from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
 from fastrt.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from fastrt.ray.cluster import nodes
+from fastrt.ray.util.annotations import RayDeprecationWarning
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.tasks import context, runtime_env
@@ -31,32 +33,38 @@ class RuntimeContext:
 
     def get(self) -> dict[str, Any]:
         """Return ids of the job and the node, the namespace, and those of the task and the actor where there are."""
-        found: dict[str, Any] = {"job_id": self.job_id, "node_id": self.node_id, "namespace": self.namespace}
-        if self.get_task_id() is not None:
-            found["task_id"] = self.task_id
-        if self.get_actor_id() is not None:
-            found["actor_id"] = self.actor_id
+        job, node = JobID(self.get_job_id()), NodeID(self.get_node_id())
+        found: dict[str, Any] = {"job_id": job, "node_id": node, "namespace": self.namespace}
+        task, actor = self.get_task_id(), self.get_actor_id()
+        if task is not None:
+            found["task_id"] = TaskID(task)
+        if actor is not None:
+            found["actor_id"] = ActorID(actor)
         return found
 
     @property
     def job_id(self) -> JobID:
         """The id of the driver that the code runs for."""
-        return JobID.from_int(int(self._now.job_id, 16))
+        _warn("get_job_id")
+        return JobID(self.get_job_id())
 
     @property
     def node_id(self) -> NodeID:
         """The id of the node."""
-        return NodeID.widened(self._now.node_id)
+        _warn("get_node_id")
+        return NodeID(self.get_node_id())
 
     @property
     def task_id(self) -> TaskID:
         """The id of the task or call that runs here; nil in a driver."""
+        _warn("get_task_id")
         found = self.get_task_id()
         return TaskID.nil() if found is None else TaskID(found)
 
     @property
     def actor_id(self) -> ActorID:
         """The id of the actor in whose process the code runs; nil elsewhere."""
+        _warn("get_actor_id")
         found = self.get_actor_id()
         return ActorID.nil() if found is None else ActorID(found)
 
@@ -86,6 +94,7 @@ class RuntimeContext:
     @property
     def current_placement_group_id(self) -> PlacementGroupID:
         """The id of the placement group of the task or actor; nil where there is none."""
+        _warn("get_placement_group_id")
         found = self.get_placement_group_id()
         return PlacementGroupID.nil() if found is None else PlacementGroupID(found)
 
@@ -110,11 +119,11 @@ class RuntimeContext:
 
     def get_job_id(self) -> str:
         """Return the hex digits of `job_id`."""
-        return self.job_id.hex()
+        return JobID.from_int(int(self._now.job_id, 16)).hex()
 
     def get_node_id(self) -> str:
         """Return the hex digits of `node_id`."""
-        return self.node_id.hex()
+        return NodeID.widened(self._now.node_id).hex()
 
     def get_worker_id(self) -> str:
         """Return the id of this process."""
@@ -184,6 +193,7 @@ class RuntimeContext:
 
     def get_resource_ids(self) -> dict[str, list[str]]:
         """Return as `get_accelerator_ids`, which replaced it."""
+        _warn("get_accelerator_ids")
         return self.get_accelerator_ids()
 
     def get_node_labels(self) -> dict[str, str]:
@@ -203,10 +213,18 @@ class RuntimeContext:
         return bool(core.cancelled(store.client, task))
 
 
+def _warn(name: str) -> None:
+    warnings.warn(f"Use {name}() instead", RayDeprecationWarning, stacklevel=3)
+
+
 def get_runtime_context() -> RuntimeContext:
     """Return the context of this process; its members answer for the code that reads them.
+
+    A program without a session gets one, as by `ray.init()`.
 
     Source:
         The semantics of `ray.get_runtime_context`.
     """
+    if engines.current() is None:
+        store_client.require()
     return RuntimeContext()

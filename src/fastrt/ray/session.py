@@ -177,7 +177,7 @@ def init(
             return RayContext(driver._runtime)
         raise InitialisedError("ray.init was called twice; call ray.shutdown() first, or give ignore_reinit_error=True")
     if address in (None, "auto") and not local_mode and more.get("engine") is None:
-        address = _found(address, more.get("runtime_dir"))
+        address = find_session(address, more.get("runtime_dir"))
     if address is not None and address.startswith("ray://"):
         raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
     settings = _settings(more)
@@ -203,7 +203,7 @@ def init(
     return RayContext(runtime)
 
 
-def _found(address: str | None, runtime_dir: Any) -> str | None:
+def find_session(address: str | None, runtime_dir: Any = None) -> str | None:
     """Return the address of the session to join where the program names none; None: there is none.
 
     Source:

@@ -28,8 +28,11 @@ def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, forc
         reason: why it ends.
         no_restart, force: as for `kill`.
     """
-    if no_restart:
+    info = actors.info(store.client, index)
+    if no_restart or (info["state"] == actors.WANTED and 0 <= info["max_restarts"] <= info["restarts"]):
         actors.end_for_good(store.client, index, actors.KILLED, reason)
+    elif info["state"] == actors.WANTED:
+        actors.start_again(store.client, index)
     info = actors.info(store.client, index)
     if info["bare"] and info["state"] != actors.AWAY:
         return  # the daemon notices it by itself

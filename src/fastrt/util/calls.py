@@ -98,7 +98,7 @@ class Calls:
         elif is_shippable(fn):
             ref = self._shipped(fn).remote(*args, **kwargs)
         elif kept is not None:
-            ref = self._shipped(_call_kept).remote(kept.refs(), *args, **kwargs)
+            ref = self._shipped(call_kept).remote(kept.refs(), *args, **kwargs)
         else:
             ref = self._shipped(_call).remote(fn, *args, **kwargs)
         return ref
@@ -119,7 +119,7 @@ class Calls:
         elif is_shippable(fn):
             remote = self._shipped(fn).remote
         else:
-            remote = self._shipped(_call_kept).remote
+            remote = self._shipped(call_kept).remote
             first = (Kept(fn).refs(),)
         started: list[Any] = []
         for row in rows:
@@ -214,7 +214,8 @@ def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def _call_kept(kept: list[ObjectRef], /, *args: Any, **kwargs: Any) -> Any:
+def call_kept(kept: list[ObjectRef], /, *args: Any, **kwargs: Any) -> Any:
+    """Call the function of a `Kept`, given its `refs`, which each process loads once."""
     objref = kept[0].objref
     fn = _loaded.get(objref)
     if fn is None:

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from fastrt.runtime.nodes import cluster_resources
 from fastrt.util.batch import chunks_of
@@ -28,6 +28,19 @@ _CHUNKS_PER_WORKER = 4  # as in the standard library
 _AHEAD = 1000  # tasks that an imap submits before their results are requested
 
 Callback = Callable[[Any], object]
+
+
+class Runner(Protocol):
+    """Runs the calls of a pool."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
+        """Call `fn(*args, **kwargs)` in another process."""
+
+    def kill(self) -> None:
+        """End all calls that have not ended."""
+
+    def wait_idle(self) -> None:
+        """Wait until all calls have ended."""
 
 
 class AsyncResult:
@@ -214,7 +227,10 @@ class Pool:
             )
         if processes is not None and (not isinstance(processes, int) or processes < 1):
             raise ValueError(f"processes is {processes!r}; it must be a whole number from 1 on")
-        self._executor = Executor(processes, initializer=initializer, initargs=tuple(initargs))
+        self._begin(Executor(processes, initializer=initializer, initargs=tuple(initargs)), processes)
+
+    def _begin(self, executor: Runner, processes: int | None) -> None:
+        self._executor = executor
         self._processes = processes
         self._state = "running"
         self._imaps: weakref.WeakSet[ImapIterator] = weakref.WeakSet()

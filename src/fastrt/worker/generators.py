@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import generators, submission
 from fastrt._core.tasks.generators import Producer
-from fastrt.errors import ObjectStoreFullError, TaskError
+from fastrt.errors import ArgumentError, ObjectStoreFullError, TaskError
 from fastrt.store.serialize import serialize
 from fastrt.worker.retries import Retries
 
@@ -57,8 +57,12 @@ class GeneratorRunner:
 
         def collect(*args: Any, **kwargs: Any) -> list[ObjectRef]:
             refs: list[ObjectRef] = []
+            items = function(*args, **kwargs)
+            if not isinstance(items, Iterator):
+                what = f"the function returned a {type(items).__name__}"
+                raise ArgumentError(f'num_returns="dynamic" is for generators; {what}')
             try:
-                for item in function(*args, **kwargs):
+                for item in items:
                     refs.append(self._put(item))
             except Exception as exc:
                 if self._retries.wanted(task, exc):

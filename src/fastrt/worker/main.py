@@ -310,18 +310,25 @@ class Worker:
         """Collect the items of a generator whose task has a fixed number of results.
 
         If it raises or yields too few, and does not run again, its items are the first results, and the error is all
-        others. If it yields too many, the error is all results: else the items beyond their number would be lost.
+        others. If it yields more, it is closed there, and the driver prints a line.
         """
         items: list[Any] = []
         self._runner.interruptible = True  # user code again
         try:
-            items += generator
+            for item in generator:
+                if len(items) == count:
+                    generator.close()
+                    self._report(
+                        f"fastrt: {self.name_of(task)!r} has num_returns={count}, and yields more; that is lost"
+                    )
+                    break
+                items.append(item)
             if len(items) != count:
                 raise ValueError(f"the task has num_returns={count}, its generator has yielded {len(items)} items")
         except Exception as exc:
             self._runner.interruptible = False
             again = not self.retries.in_place and self.retries.wanted(task, exc)
-            if not again and len(items) <= count and not core.cancelled(self._client, task):
+            if not again and not core.cancelled(self._client, task):
                 self._put_items(task, items)
             raise
         finally:

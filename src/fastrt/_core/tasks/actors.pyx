@@ -552,13 +552,15 @@ def lacks_process(Client client, uint32_t a):
 
 
 def start_again(Client client, uint32_t a):
-    """Make an actor that is DOWN WANTED again, and count a restart. False when no handle of it is left."""
+    """Make an actor that is DOWN WANTED again, and count a restart. False when it is not, or has no handle left."""
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     cdef frt_refslot slot = _object(actor)
     cdef int rc = FRT_OK
     let_go(client, a)
+    if frt_word_state(word) == FRT_ACTOR_WANTED:  # it is killed before its process is up: the next one is a restart
+        actor.restarts += 1
     if frt_word_state(word) != FRT_ACTOR_DOWN or slot.index >= x.objects_max or \
             object_acquire(x, slot.index, slot.objref, False) != FRT_OK:
         return False

@@ -48,7 +48,7 @@ _HOMES = {
     "inspect_serializability": "fastrt.ray.util.check_serialize",
 }
 _MODULES = (
-    "actor_pool", "annotations", "check_serialize", "joblib", "metrics", "multiprocessing", "queue",
+    "accelerators", "actor_pool", "annotations", "check_serialize", "joblib", "metrics", "multiprocessing", "queue",
     "scheduling_strategies", "state",
 )  # fmt: skip
 

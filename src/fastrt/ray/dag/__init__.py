@@ -1,5 +1,6 @@
 """`ray.dag`: graphs of calls."""
 
+from fastrt.ray.dag import input_node, output_node
 from fastrt.tasks.dag import (
     ClassMethodNode,
     ClassNode,
@@ -20,4 +21,6 @@ __all__ = [
     "InputAttributeNode",
     "InputNode",
     "MultiOutputNode",
+    "input_node",
+    "output_node",
 ]
