@@ -69,13 +69,14 @@ COMPILE_FLAGS += ["-Wno-sign-compare", "-Wno-discarded-qualifiers"]
 # Loops over arrays need the vectoriser at its full reach: 0.9 instead of 5 GB/s of int8 sums without it; and sqrtf is
 # an instruction only where it need not set errno.
 FLAGS_OF = {"reduce": ["-O3"], "optimizer": ["-O3", "-fno-math-errno", "-fno-trapping-math"]}
-# What tasks, puts and gets pass through, and the loops of queues, collectives and tables. With these by -O1, too, a
-# submission takes 1.5 % more instructions.
+# What tasks, puts and gets pass through, and the loops of queues, collectives, tables and listings. With these by -O1,
+# too, a submission takes 1.5 % more instructions.
 HOT = (
     *("channel", "collective", "embedding", "fifo", "refcount"),
     *("cython_shared", "arena", "clients", "errors", "pool", "priority_queue", "queue", "trace", "wait"),
     *("bulk", "handles", "mailbox", "objects", "pending", "references", "scalar"),
     *("calls", "inbox", "records", "runner", "submission", "tasks"),
+    *("holdings", "pages", "passes"),
 )
 # Modules of which no call is on the path of a task, a put or a get: what sets up, lists, repairs or calls the kernel.
 # They compile in 40 % of the time by -Og, and are as small as by -O2.
@@ -83,7 +84,7 @@ RARE = (
     *("background", "populate", "private", "segment", "shm", "write_guard"),
     *("actors", "cancel", "fsck", "functions", "generator_relay", "inspect", "mapped", "remote", "spill", "unread"),
     *("audit", "connections", "dlpack", "groups", "operands", "unread_list"),
-    *("chunk", "failures", "holdings", "pages", "recovery", "stream"),
+    *("chunk", "failures", "recovery", "stream"),
 )
 if not VARIANT:
     FLAGS_OF |= {name: ["-O2"] for name in HOT} | {name: ["-Og"] for name in RARE}

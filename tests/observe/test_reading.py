@@ -86,6 +86,27 @@ def test_pages_continue_where_the_last_one_ended(held):
     del waiting, one
 
 
+def test_threads_share_a_long_table_and_count_what_stays_exactly(held, tmp_path, wait_until):
+    """A table this long has several pieces; records beside those that stay begin and end during the passes."""
+    store, many = store_client.require(), 70_000
+    second = held_up.remote(str(tmp_path / "fifo"))
+    wait_until(lambda: read("tasks", {"state": "running"}).total == 2, "no worker to be free")
+    queued = [leaf.remote(k) for k in range(many)]
+    for k in range(20):
+        fastrt.cancel(leaf.options(name="other").remote(k))
+        passing = [fastrt.put([k]) for _ in range(100)]
+        found = reading.counts(store)
+        assert next(one for one in found.tasks if one.name == "leaf").states == {"ready": many}
+        assert sum(one.count for one in found.objects if (one.state, one.what) == ("pending", "result")) >= many + 2
+        page = read("tasks", {"state": "ready", "name": "leaf"}, limit=100)
+        assert page.total == many
+        assert [row["results"] for row in page.rows] == [[ref.hex()] for ref in queued[:100]]
+        del passing
+    page = read("objects", {"state": "pending"}, limit=100)
+    assert page.total == many + 2
+    assert [row["object_id"] for row in page.rows] == [ref.hex() for ref in [*held, second, *queued[:98]]]
+
+
 @pytest.mark.parametrize("column", listing.COLUMNS["tasks"])
 def test_a_filter_of_tasks_selects_the_same_rows_in_the_core_as_over_all_rows(held, column):
     check_filter("tasks", column, [leaf.options(max_retries=k % 3).remote(*held) for k in range(9)])

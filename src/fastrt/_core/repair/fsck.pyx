@@ -17,7 +17,7 @@ from fastrt._core.memory.priority_queue cimport ranked_key
 from fastrt._core.memory.trace cimport trace_wanted
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.objects.references cimport links_names
-from fastrt._core.repair.pages cimport PAGES_COPIED, pages_copy
+from fastrt._core.repair.passes cimport PASS_COPIED, pass_copy
 
 
 cdef extern from "<string.h>" nogil:
@@ -422,9 +422,9 @@ def holders(Client client):
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c, w, n
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
+    cdef uint32_t step = PASS_COPIED // sizeof(frt_entry)
     cdef uint64_t room, bits
-    cdef bytearray copied = bytearray(PAGES_COPIED)
+    cdef bytearray copied = bytearray(PASS_COPIED)
     cdef char *data = copied
     cdef dict bytes_held = {}
     cdef dict objects_held = {}
@@ -432,7 +432,7 @@ def holders(Client client):
     n = frt_objects(x)
     for i in range(n):
         if i % step == 0:
-            pages_copy(x, x.entries + i, min(step, n - i) * sizeof(frt_entry), data)
+            pass_copy(x, x.entries + i, min(step, n - i) * sizeof(frt_entry), data)
         room = arena_block_bytes(x, (<frt_entry *>data)[i % step].offset)
         if room == 0:
             continue

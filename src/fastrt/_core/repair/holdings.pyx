@@ -10,9 +10,8 @@ from libc.stdlib cimport calloc, free
 from fastrt._core.memory.arena cimport arena_block_bytes
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
-from fastrt._core.repair.pages cimport (
-    PAGES_EXISTING, pages_begin, pages_functions, pages_next_objects, pages_pass, pages_what,
-)
+from fastrt._core.repair.pages cimport pages_functions, pages_what
+from fastrt._core.repair.passes cimport PASS_EXISTING, pass_begin, pass_objects, table_pass
 
 cdef enum:
     LINES = 4096  # slots of the table of lines, a power of two; half of them are used
@@ -97,13 +96,13 @@ cdef void _add(summing *s, frt_ctx *r, const frt_entry *entry, uint32_t i, uint3
     one.spilled += kind == 2
 
 
-cdef void _sum(pages_pass *p, summing *s) noexcept nogil:
+cdef void _sum(table_pass *p, summing *s) noexcept nogil:
     cdef uint32_t j
-    cdef uint32_t live = pages_next_objects(p)
+    cdef uint32_t live = pass_objects(p)
     while live:
         for j in range(live):
             _add(s, &p.r, <frt_entry *>p.records + p.at[j], p.first + p.at[j], frt_word_state(p.words[p.at[j]]))
-        live = pages_next_objects(p)
+        live = pass_objects(p)
 
 
 def holdings(Client client):
@@ -116,7 +115,7 @@ def holdings(Client client):
     """
     cdef frt_ctx *x = &client.x
     cdef summing s
-    cdef pages_pass *some = NULL
+    cdef table_pass *some = NULL
     cdef uint8_t *functions = NULL
     cdef uint32_t n, k, c
     cdef line *one
@@ -132,7 +131,7 @@ def holdings(Client client):
             raise MemoryError()
         functions = pages_functions(x, n)
         s.functions = functions
-        some = pages_begin(x, n, PAGES_EXISTING)
+        some = pass_begin(x, n, PASS_EXISTING, 1)
         with nogil:
             _sum(some, &s)
         rows = []

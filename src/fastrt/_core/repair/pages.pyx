@@ -1,28 +1,19 @@
 # cython: language_level=3
 """Counts of the tables, and pages of their rows: one pass over a table, without a Python object for each record.
 
-A pass reads without a lock, as `inspect` does: each record is seen at some moment of the pass, so a record that stays
-in a state during the pass is counted in that state. It runs without the interpreter's lock. Records are copied out of
-the segment's file, 64 KiB at a time: through the mapping, the kernel would map and unmap each page. State words are
-read through the read-only mapping, before the copy and after it, and its pages are given back: a pass over gigabytes
-leaves the reader small.
+`passes` says what a row is that changes during the pass. It runs without the interpreter's lock, for a long table in
+some threads, each with sums of its own that are added in the end.
 """
-from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.stdlib cimport calloc, free
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.repair.inspect cimport inspect_object, inspect_task
-
-cdef extern from "<sys/mman.h>" nogil:
-    int madvise(void *, size_t, int)
-    int MADV_DONTNEED
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t pread(int, void *, size_t, long)
+from fastrt._core.repair.passes cimport (
+    PASS_EXISTING, pass_begin, pass_copy, pass_objects, pass_read, pass_tasks, pass_threads, table_pass,
+)
 
 cdef enum:
     GROUPS = 4096  # slots of the table of functions in one pass, a power of two; half of them are used
@@ -30,7 +21,6 @@ cdef enum:
     KIND_CODES = 1 << 16
     TYPES = 32
     WHATS = 4
-    PIECE = 32768  # objects whose state words are given back together
 
 VALUE, RESULT, ACTOR, FUNCTION = 0, 1, 2, 3
 ROWS_MAX = 10000  # of a page
@@ -45,9 +35,13 @@ cdef struct group:
 
 
 cdef struct grouping:
-    group *slots
-    group other  # of functions that found no slot
     uint32_t used
+    group slots[GROUPS + 1]  # the last one: of functions that found no slot
+
+
+cdef struct task_sums:
+    grouping groups
+    uint64_t *calls  # by actor
 
 
 cdef group *_group(grouping *g, uint64_t function, uint32_t number, uint32_t actor, bint make) noexcept nogil:
@@ -63,123 +57,50 @@ cdef group *_group(grouping *g, uint64_t function, uint32_t number, uint32_t act
             return slot
         k = (k + 1) & (GROUPS - 1)
     if not make or g.used >= GROUPS // 2:
-        return &g.other if make else NULL
+        return g.slots + GROUPS if make else NULL
     g.used += 1
     slot.function, slot.number, slot.actor = function, number, actor
     return slot
 
 
-cdef void _give_back(const char *first, const char *end) noexcept nogil:
-    """Drop whole pages of [first, end) from this process's mapping; the memory itself stays."""
-    cdef size_t at = (<size_t>first + 4095) & ~<size_t>4095
-    cdef size_t to = <size_t>end & ~<size_t>4095
-    if to > at:
-        madvise(<void *>at, to - at, MADV_DONTNEED)
-
-
-cdef void pages_copy(frt_ctx *x, const void *first, size_t nbytes, char *to) noexcept nogil:
-    """Copy a part of the segment that has memory, given by its address in the process's mapping."""
-    cdef size_t at = <char *>first - x.base
-    cdef size_t done = 0
-    cdef ssize_t n = 1
-    while done < nbytes and n > 0:
-        n = pread(x.fd, to + done, nbytes - done, <long>(at + done))
-        done += <size_t>n if n > 0 else 0
-    if done < nbytes:  # interrupted, or not a file that can be read: through the mapping
-        memcpy(to + done, x.view + at + done, nbytes - done)
-
-
-cdef pages_pass *pages_begin(frt_ctx *x, uint32_t records, uint32_t states) except NULL:
-    """Begin a pass over the first records of a table that are in one of the states. The caller frees it."""
-    cdef pages_pass *p = <pages_pass *>malloc(sizeof(pages_pass))
-    if p == NULL:
-        raise MemoryError()
-    p.r = x[0]  # the process's view of the segment, with the words' addresses in the read-only mapping
-    p.r.ctl = <uint64_t *>(x.view + (<char *>x.ctl - x.base))
-    p.r.task_words = <uint64_t *>(x.view + (<char *>x.task_words - x.base))
-    p.n, p.next, p.states = records, 0, states & PAGES_EXISTING
-    return p
-
-
-cdef inline uint32_t _read_words(pages_pass *p, const uint64_t *words, size_t stride, uint32_t n) noexcept nogil:
-    """Read n state words; whether one is in a state of the pass."""
-    cdef uint32_t k
-    cdef uint32_t there = 0
-    for k in range(n):
-        p.words[k] = a64_load_acq(words + k * stride)
-        there |= <uint32_t>1 << (frt_word_state(p.words[k]) & 31)
-    return there & p.states
-
-
-cdef inline uint32_t _keep(pages_pass *p, const uint64_t *words, size_t stride, uint32_t n) noexcept nogil:
-    """Keep the records that are in a state of the pass, and were not reused while they were copied; how many."""
-    cdef uint32_t k, same
-    cdef uint32_t found = 0
-    for k in range(n):
-        p.at[found] = <uint16_t>k
-        same = frt_word_gen(a64_load_acq(words + k * stride)) == frt_word_gen(p.words[k])
-        found += p.states >> (frt_word_state(p.words[k]) & 31) & same
-    return found
-
-
-cdef uint32_t pages_next_tasks(pages_pass *p) noexcept nogil:
-    """Copy the next tasks of a pass; how many are in `at`, 0 at the end.
-
-    Of a record that is reused meanwhile, the first use is left out: its task has just ended.
-    """
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_task)
-    cdef uint32_t n
-    cdef uint32_t found = 0
-    cdef uint64_t *words
-    while found == 0 and p.next < p.n:
-        p.first, n = p.next, min(step, p.n - p.next)
-        p.next += n
-        words = p.r.task_words + p.first
-        if _read_words(p, words, 1, n):
-            pages_copy(&p.r, p.r.tasks + p.first, n * sizeof(frt_task), p.records)
-            found = _keep(p, words, 1, n)
-    if found == 0 and p.n:
-        _give_back(<char *>p.r.task_words, <char *>(p.r.task_words + p.n))
-    return found
-
-
-cdef uint32_t pages_next_objects(pages_pass *p) noexcept nogil:
-    """Copy the next objects of a pass; how many are in `at`, 0 at the end."""
-    cdef uint32_t step = PAGES_COPIED // sizeof(frt_entry)
-    cdef uint32_t n
-    cdef uint32_t found = 0
-    cdef uint64_t *words
-    while found == 0:
-        if p.next and (p.next % PIECE == 0 or p.next == p.n):  # the words of what the caller has seen
-            _give_back(<char *>frt_state(&p.r, p.next - 1 - (p.next - 1) % PIECE), <char *>frt_state(&p.r, p.next))
-        if p.next == p.n:
-            break
-        p.first, n = p.next, min(step, p.n - p.next)
-        p.next += n
-        words = frt_state(&p.r, p.first)
-        if _read_words(p, words, p.r.stride, n):
-            pages_copy(&p.r, p.r.entries + p.first, n * sizeof(frt_entry), p.records)
-            found = _keep(p, words, p.r.stride, n)
-    return found
-
-
-cdef void _count_tasks(pages_pass *p, grouping *g, uint64_t *calls) noexcept nogil:
+cdef void _count_tasks(table_pass *p, void *into) noexcept nogil:
+    cdef task_sums *sums = <task_sums *>into
+    cdef grouping *g = &sums.groups
     cdef uint32_t j, actor
     cdef frt_task *task
-    cdef group *last = &g.other
-    cdef uint32_t live = pages_next_tasks(p)
+    cdef group *other = g.slots + GROUPS
+    cdef group *last = other
+    cdef uint32_t live = pass_tasks(p)
     while live:
         for j in range(live):
             task = <frt_task *>p.records + p.at[j]
             actor = task.actor
-            if last == &g.other or last.function != task.function or last.number != task.function_index or \
+            if last == other or last.function != task.function or last.number != task.function_index or \
                     (last.actor != 0) != (actor != 0):
                 last = _group(g, task.function, task.function_index, actor, True)
             last.states[frt_word_state(p.words[p.at[j]])] += 1
             last.total += 1
             if 0 < actor <= <uint32_t>FRT_ACTORS:
-                calls[actor - 1] += 1
-        live = pages_next_tasks(p)
+                sums.calls[actor - 1] += 1
+        live = pass_tasks(p)
+
+
+cdef void _add_tasks(task_sums *to, const task_sums *more) noexcept nogil:
+    """Add what another thread has counted."""
+    cdef uint32_t k, s
+    cdef const group *one
+    cdef group *slot
+    for k in range(FRT_ACTORS):
+        to.calls[k] += more.calls[k]
+    for k in range(GROUPS + 1):
+        one = more.groups.slots + k
+        if one.total:
+            slot = to.groups.slots + GROUPS
+            if k < GROUPS:
+                slot = _group(&to.groups, one.function, one.number, one.actor, True)
+            slot.total += one.total
+            for s in range(STATES):
+                slot.states[s] += one.states[s]
 
 
 def count_tasks(Client client):
@@ -191,33 +112,35 @@ def count_tasks(Client client):
         dict `calls` has the unfinished calls by actor, for those that have any.
     """
     cdef frt_ctx *x = &client.x
-    cdef grouping g
+    cdef task_sums *sums
     cdef uint64_t *calls
-    cdef pages_pass *some = NULL
-    cdef uint32_t k
+    cdef table_pass *some = NULL
+    cdef uint32_t k, n, threads
     cdef group *slot
     client.ensure()
-    g.slots = <group *>calloc(GROUPS + 1, sizeof(group))
-    calls = <uint64_t *>calloc(FRT_ACTORS, sizeof(uint64_t))
+    n = frt_tasks(x)
+    threads = pass_threads(n)
+    sums = <task_sums *>calloc(threads, sizeof(task_sums))
+    calls = <uint64_t *>calloc(threads, FRT_ACTORS * sizeof(uint64_t))
     try:
-        if g.slots == NULL or calls == NULL:
+        if sums == NULL or calls == NULL:
             raise MemoryError()
-        g.used = 0
-        g.other = g.slots[GROUPS]
-        some = pages_begin(x, frt_tasks(x), PAGES_EXISTING)
+        for k in range(threads):
+            sums[k].calls = calls + k * FRT_ACTORS
+        some = pass_begin(x, n, PASS_EXISTING, threads)
         with nogil:
-            _count_tasks(some, &g, calls)
+            pass_read(some, threads, _count_tasks, sums, sizeof(task_sums))
+            for k in range(1, threads):
+                _add_tasks(sums, sums + k)
         rows = []
-        for k in range(GROUPS):
-            slot = g.slots + k
+        for k in range(GROUPS + 1):
+            slot = sums.groups.slots + k
             if slot.total:
-                rows.append((slot.function, slot.number, slot.actor - 1 if slot.actor else None,
-                             [slot.states[s] for s in range(STATES)]))
-        if g.other.total:
-            rows.append((None, 0, None, [g.other.states[s] for s in range(STATES)]))
-        return rows, {k: calls[k] for k in range(FRT_ACTORS) if calls[k]}
+                rows.append((slot.function if k < GROUPS else None, slot.number,
+                             slot.actor - 1 if slot.actor else None, [slot.states[s] for s in range(STATES)]))
+        return rows, {k: sums.calls[k] for k in range(FRT_ACTORS) if sums.calls[k]}
     finally:
-        free(g.slots)
+        free(sums)
         free(calls)
         free(some)
 
@@ -225,6 +148,8 @@ def count_tasks(Client client):
 cdef struct object_sums:
     uint64_t count[STATES][WHATS][TYPES]
     uint64_t nbytes[STATES][WHATS][TYPES]
+    const uint8_t *functions
+    const uint8_t *types
 
 
 cdef uint8_t _bit(const uint8_t *bits, uint32_t i) noexcept nogil:
@@ -240,23 +165,24 @@ cdef uint32_t pages_what(const frt_entry *entry, uint32_t i, const uint8_t *func
     return 1 if entry.task else 0
 
 
-cdef void _count_objects(pages_pass *p, const uint8_t *functions, const uint8_t *types,
-                         object_sums *sums) noexcept nogil:
+cdef void _count_objects(table_pass *p, void *into) noexcept nogil:
+    cdef object_sums *sums = <object_sums *>into
     cdef uint32_t j, state, what, kind
     cdef uint64_t nbytes
     cdef frt_entry *entry
-    cdef uint32_t live = pages_next_objects(p)
+    cdef uint32_t live = pass_objects(p)
     while live:
         for j in range(live):
             entry, state = <frt_entry *>p.records + p.at[j], frt_word_state(p.words[p.at[j]])
-            what, kind, nbytes = pages_what(entry, p.first + p.at[j], functions), types[entry.kind], entry.bytes
+            what = pages_what(entry, p.first + p.at[j], sums.functions)
+            kind, nbytes = sums.types[entry.kind], entry.bytes
             if state == <uint32_t>FRT_OBJ_PENDING:
                 kind, nbytes = 0, 0
             elif state == <uint32_t>FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE:
                 state = STATES - 1  # another node keeps it
             sums.count[state][what][kind] += 1
             sums.nbytes[state][what][kind] += nbytes
-        live = pages_next_objects(p)
+        live = pass_objects(p)
 
 
 cdef uint8_t *pages_functions(frt_ctx *x, uint32_t n) except NULL:
@@ -283,24 +209,32 @@ def count_objects(Client client, bytes types):
     """
     cdef frt_ctx *x = &client.x
     cdef object_sums *sums
-    cdef pages_pass *some = NULL
+    cdef table_pass *some = NULL
     cdef uint8_t *functions
-    cdef const uint8_t *classes = types
-    cdef uint32_t n
+    cdef uint32_t n, k, s, w, t, threads
     client.ensure()
     if len(types) != KIND_CODES or max(types) >= TYPES:
         raise ValueError("types must be 65,536 bytes below 32")
     n = frt_objects(x)
+    threads = pass_threads(n)
     functions = pages_functions(x, n)
-    sums = <object_sums *>calloc(1, sizeof(object_sums))
+    sums = <object_sums *>calloc(threads, sizeof(object_sums))
     try:
         if sums == NULL:
             raise MemoryError()
-        some = pages_begin(x, n, PAGES_EXISTING)
+        some = pass_begin(x, n, PASS_EXISTING, threads)
+        for k in range(threads):
+            sums[k].functions, sums[k].types = functions, <const uint8_t *><const char *>types
         with nogil:
-            _count_objects(some, functions, classes, sums)
-        return [(s, w, k, sums.count[s][w][k], sums.nbytes[s][w][k])
-                for s in range(STATES) for w in range(WHATS) for k in range(TYPES) if sums.count[s][w][k]]
+            pass_read(some, threads, _count_objects, sums, sizeof(object_sums))
+            for k in range(1, threads):
+                for s in range(STATES):
+                    for w in range(WHATS):
+                        for t in range(TYPES):
+                            sums.count[s][w][t] += sums[k].count[s][w][t]
+                            sums.nbytes[s][w][t] += sums[k].nbytes[s][w][t]
+        return [(s, w, t, sums.count[s][w][t], sums.nbytes[s][w][t])
+                for s in range(STATES) for w in range(WHATS) for t in range(TYPES) if sums.count[s][w][t]]
     finally:
         free(functions)
         free(sums)
@@ -318,6 +252,7 @@ cdef struct heap:
     found *rows  # the largest number is on top
     uint32_t used, limit
     uint64_t total  # records that match, also those before the page
+    const void *filter  # a task_filter or an object_filter
 
 
 cdef void _sift(heap *h, uint32_t k) noexcept nogil:
@@ -354,9 +289,26 @@ cdef void _offer(heap *h, uint64_t number, uint32_t index) noexcept nogil:
         _sift(h, 0)
 
 
-cdef list _taken(heap *h):
-    """(number, index) of the kept records, smallest number first."""
-    return sorted([(h.rows[k].number, h.rows[k].index) for k in range(h.used)])
+cdef heap *_heaps(uint32_t threads, uint32_t limit, const void *filter) except NULL:
+    """An empty heap for each thread; the caller frees them."""
+    cdef uint32_t most = min(limit, <uint32_t>ROWS_MAX)
+    cdef heap *h = <heap *>calloc(1, threads * (sizeof(heap) + (most + 1) * sizeof(found)))
+    cdef uint32_t k
+    if h == NULL:
+        raise MemoryError()
+    for k in range(threads):
+        h[k].rows, h[k].limit, h[k].filter = <found *>(h + threads) + k * (most + 1), most, filter
+    return h
+
+
+cdef list _taken(heap *h, uint32_t threads):
+    """(number, index) of the records that all heaps keep together, smallest number first; adds up in the first one."""
+    cdef uint32_t k, i
+    for k in range(1, threads):
+        h.total += h[k].total
+        for i in range(h[k].used):
+            _offer(h, h[k].rows[i].number, h[k].rows[i].index)
+    return sorted([(h.rows[i].number, h.rows[i].index) for i in range(h.used)])
 
 
 cdef struct task_filter:
@@ -364,14 +316,16 @@ cdef struct task_filter:
     uint32_t client, actor
     int cancelled  # 0 or 1; -1: any
     int attempts   # -1: any
-    bint only      # only functions in the grouping
+    grouping *only  # only functions in it; NULL: any
 
 
-cdef void _page_tasks(pages_pass *p, task_filter *f, grouping *g, heap *h) noexcept nogil:
+cdef void _page_tasks(table_pass *p, void *into) noexcept nogil:
+    cdef heap *h = <heap *>into
+    cdef const task_filter *f = <const task_filter *>h.filter
     cdef uint32_t j, state
     cdef uint64_t word
     cdef frt_task *task
-    cdef uint32_t live = pages_next_tasks(p)
+    cdef uint32_t live = pass_tasks(p)
     while live:
         for j in range(live):
             word, task = p.words[p.at[j]], <frt_task *>p.records + p.at[j]
@@ -381,11 +335,11 @@ cdef void _page_tasks(pages_pass *p, task_filter *f, grouping *g, heap *h) noexc
             ) and (f.id == 0 or task.id == f.id) and (f.actor == FRT_NONE or task.actor == f.actor + 1) and \
                     (f.attempts < 0 or task.attempts == f.attempts) and \
                     (f.cancelled < 0 or frt_cancels(task.cancelled, task.id) == (f.cancelled == 1)) and \
-                    (not f.only or _group(g, task.function, task.function_index, task.actor, False) != NULL):
+                    (f.only == NULL or _group(f.only, task.function, task.function_index, task.actor, False) != NULL):
                 h.total += 1
                 if task.id > f.after:
                     _offer(h, task.id, p.first + p.at[j])
-        live = pages_next_tasks(p)
+        live = pass_tasks(p)
 
 
 cdef tuple _page(heap *h, list taken, list rows, str number):
@@ -412,36 +366,36 @@ def page_tasks(Client client, uint64_t after=0, uint32_t limit=100, uint32_t sta
         (rows as of `inspect.tasks`, the number of all tasks that match, the id to go on after or 0 at the end).
     """
     cdef frt_ctx *x = &client.x
-    cdef grouping g
-    cdef heap h
     cdef task_filter f
-    cdef group *slot
-    cdef pages_pass *some = NULL
+    cdef heap *h = NULL
+    cdef table_pass *some = NULL
+    cdef uint32_t n, threads
     client.ensure()
+    n = frt_tasks(x)
+    threads = pass_threads(n)
     f.after, f.id = after, id
     f.client = FRT_NONE if client_index is None else client_index
     f.actor = FRT_NONE if actor is None else actor
     f.cancelled = -1 if cancelled is None else bool(cancelled)
     f.attempts = -1 if attempts is None else attempts
-    f.only = functions is not None
-    h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
-    g.slots, g.used = <group *>calloc(GROUPS + 1, sizeof(group)), 0
-    h.rows = <found *>calloc(h.limit + 1, sizeof(found))
+    f.only = NULL
     try:
-        if g.slots == NULL or h.rows == NULL:
-            raise MemoryError()
-        for function, number, call in functions or ():
-            slot = _group(&g, function, number, 1 if call else 0, True)
-            slot.total = 1
-        some = pages_begin(x, frt_tasks(x), states)
+        if functions is not None:
+            f.only = <grouping *>calloc(1, sizeof(grouping))
+            if f.only == NULL:
+                raise MemoryError()
+            for function, number, call in functions:
+                _group(f.only, function, number, 1 if call else 0, True).total = 1
+        h = _heaps(threads, limit, &f)
+        some = pass_begin(x, n, states, threads)
         with nogil:
-            _page_tasks(some, &f, &g, &h)
-        taken = _taken(&h)
+            pass_read(some, threads, _page_tasks, h, sizeof(heap))
+        taken = _taken(h, threads)
+        return _page(h, taken, [inspect_task(x, index) for _, index in taken], "id")
     finally:
-        free(g.slots)
-        free(h.rows)
+        free(f.only)
+        free(h)
         free(some)
-    return _page(&h, taken, [inspect_task(x, index) for _, index in taken], "id")
 
 
 cdef struct object_filter:
@@ -453,6 +407,7 @@ cdef struct object_filter:
     const uint8_t *kinds
     const uint8_t *functions
     const uint8_t *named
+    frt_ctx *x
 
 
 cdef bint _has_bit(frt_ctx *x, uint32_t i, uint32_t kind, uint32_t client) noexcept nogil:
@@ -460,7 +415,8 @@ cdef bint _has_bit(frt_ctx *x, uint32_t i, uint32_t kind, uint32_t client) noexc
         a64_load_acq(frt_bits(x, i, kind, client >> 6)) >> (client & 63) & 1
 
 
-cdef bint _matches(frt_ctx *x, const frt_entry *entry, uint32_t i, uint32_t state, object_filter *f) noexcept nogil:
+cdef bint _matches(frt_ctx *x, const frt_entry *entry, uint32_t i, uint32_t state,
+                   const object_filter *f) noexcept nogil:
     cdef uint32_t what
     if state == <uint32_t>FRT_OBJ_SPILLED and not entry.flags & FRT_ENTRY_FILE:
         if not f.remote:
@@ -480,18 +436,20 @@ cdef bint _matches(frt_ctx *x, const frt_entry *entry, uint32_t i, uint32_t stat
     return _has_bit(x, i, FRT_REFS, f.holder) and _has_bit(x, i, FRT_PINS, f.pinner)
 
 
-cdef void _page_objects(frt_ctx *x, pages_pass *p, object_filter *f, heap *h) noexcept nogil:
+cdef void _page_objects(table_pass *p, void *into) noexcept nogil:
+    cdef heap *h = <heap *>into
+    cdef const object_filter *f = <const object_filter *>h.filter
     cdef uint32_t j, i
     cdef frt_entry *entry
-    cdef uint32_t live = pages_next_objects(p)
+    cdef uint32_t live = pass_objects(p)
     while live:
         for j in range(live):
             entry, i = <frt_entry *>p.records + p.at[j], p.first + p.at[j]
-            if _matches(x, entry, i, frt_word_state(p.words[p.at[j]]), f):
+            if _matches(f.x, entry, i, frt_word_state(p.words[p.at[j]]), f):
                 h.total += 1
                 if entry.objref > f.after:
                     _offer(h, entry.objref, i)
-        live = pages_next_objects(p)
+        live = pass_objects(p)
 
 
 def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t states=0xffffffff, bint remote=True,
@@ -515,43 +473,43 @@ def page_objects(Client client, uint64_t after=0, uint32_t limit=100, uint32_t s
         (rows as of `inspect.objects`, the number of all objects that match, the objref to go on after or 0 at the end).
     """
     cdef frt_ctx *x = &client.x
-    cdef heap h
+    cdef heap *h = NULL
     cdef object_filter f
-    cdef pages_pass *some = NULL
+    cdef table_pass *some = NULL
     cdef uint8_t *all_functions = NULL
     cdef uint8_t *named = NULL
-    cdef uint32_t n, i
+    cdef uint32_t n, i, threads
     client.ensure()
     n = frt_objects(x)
+    threads = pass_threads(n)
     if kinds is not None and len(kinds) != KIND_CODES + 1:
         raise ValueError("kinds must be 65,537 bytes")
-    f.after, f.objref, f.bytes_min, f.states, f.remote = after, objref, bytes_min, states, remote
+    f.x, f.after, f.objref, f.bytes_min, f.states, f.remote = x, after, objref, bytes_min, states, remote
     f.whats = FRT_NONE if whats is None else sum([1 << what for what in set(whats)])
     f.holder = FRT_NONE if holder is None else holder
     f.pinner = FRT_NONE if pinner is None else pinner
     f.error = -1 if error is None else bool(error)
     f.kinds = NULL if kinds is None else <const uint8_t *><const char *>kinds
-    h.limit, h.used, h.total = min(limit, <uint32_t>ROWS_MAX), 0, 0
-    h.rows = <found *>calloc(h.limit + 1, sizeof(found))
     try:
         all_functions = pages_functions(x, n)
         named = <uint8_t *>calloc(n // 8 + 1, 1)
-        if h.rows == NULL or named == NULL:
+        if named == NULL:
             raise MemoryError()
         for i in functions:
             if i < n:
                 named[i >> 3] |= <uint8_t>(1 << (i & 7))
         f.functions, f.named = all_functions, named
-        some = pages_begin(x, n, states | (<uint32_t>1 << FRT_OBJ_SPILLED if remote else 0))
+        h = _heaps(threads, limit, &f)
+        some = pass_begin(x, n, states | (<uint32_t>1 << FRT_OBJ_SPILLED if remote else 0), threads)
         with nogil:
-            _page_objects(x, some, &f, &h)
-        taken = _taken(&h)
+            pass_read(some, threads, _page_objects, h, sizeof(heap))
+        taken = _taken(h, threads)
+        return _page(h, taken, [inspect_object(x, index) for _, index in taken], "objref")
     finally:
-        free(h.rows)
+        free(h)
         free(some)
         free(all_functions)
         free(named)
-    return _page(&h, taken, [inspect_object(x, index) for _, index in taken], "objref")
 
 
 def small_values(Client client, uint32_t sample, uint64_t bytes_max, uint32_t least):
@@ -570,8 +528,8 @@ def small_values(Client client, uint32_t sample, uint64_t bytes_max, uint32_t le
     looked = 0 if n < least else min(sample, n)
     for k in range(looked):
         i = <uint32_t>(<uint64_t>k * n // looked)
-        pages_copy(x, frt_state(x, i), sizeof(word), <char *>&word)
+        pass_copy(x, frt_state(x, i), sizeof(word), <char *>&word)
         if frt_word_state(word) == FRT_OBJ_SEALED:
-            pages_copy(x, x.entries + i, sizeof(entry), <char *>&entry)
+            pass_copy(x, x.entries + i, sizeof(entry), <char *>&entry)
             found += entry.task == 0 and entry.bytes <= bytes_max
     return <uint64_t>found * n // looked if looked else 0

@@ -1,0 +1,1 @@
+# Functions for the other compiled modules only; see the .pxd beside this file.
