@@ -339,7 +339,7 @@ def serving(access: Access, join: Any, wait_until: Callable[..., Any]) -> Iterat
         address.append(where)
         await asyncio.to_thread(done.wait)
         stop.set()
-        await server.stop(1)
+        await streams.stop_server(server, 1)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

@@ -164,4 +164,4 @@ async def _serve(listen: str, own: str, access: Access) -> None:
     supervise.announce(address)
     streams.end_with_starter(stop)
     await stop.wait()
-    await server.stop(_END_S)
+    await streams.stop_server(server, _END_S)

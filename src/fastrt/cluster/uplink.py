@@ -170,7 +170,7 @@ class Uplink:
             for exchange in list(self._exchanges):
                 exchange.close("the node that forwarded it left the cluster", is_leaving=True)
             self._ended.set()
-            await server.stop(_END_S)
+            await streams.stop_server(server, _END_S)
             self._desk.close()
             self._waiter.close()
             self._native.close()

@@ -22,6 +22,7 @@ from fastrt.folders import private_files
 from fastrt.net.grpc.contract import SHUTTING_DOWN, UNPROVING, Metadata, ServerParts
 from fastrt.net.grpc.door import COUNTED_BYTES, Connection
 from fastrt.net.grpc.forks import use_grpc
+from fastrt.net.grpc.streams import stop_server
 from fastrt.net.loop_thread import LoopThread
 
 _log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
         self._door.close()
         if thread.is_current:
             self._end_calls()
-            thread.loop.create_task(self._server.stop(_DRAIN_S))
+            thread.loop.create_task(stop_server(self._server, _DRAIN_S))
             return
         thread.run(self._stop())
         self._end_thread(thread)
@@ -323,7 +324,7 @@ class AioServer(ServerParts, grpc.GenericRpcHandler):  # type: ignore[misc]  # g
 
     async def _drop(self, grace_s: float) -> None:
         """End grpcio's server; it schedules work when it is freed, which runs while the loop still exists."""
-        await self._server.stop(grace_s)
+        await stop_server(self._server, grace_s)
         self._server = None
         await asyncio.sleep(0)
 

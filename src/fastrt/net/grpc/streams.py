@@ -45,6 +45,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 # A node has one stream to each other node, and a few for what it exports.
 _LIMITS = Limits(streams=256, keepalive_s=5.0, keepalive_timeout_s=5.0)
+_TASK_OF_CALL = "_schedule_rpc_coro"  # grpcio's coroutine that a call runs in
 Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # reads the requests, writes to the context
 
 
@@ -94,8 +95,8 @@ async def serve(
         access: the cluster; other processes are refused by the TLS handshake.
         set_: descriptions of the services.
         handlers: by full method name, `/package.Service/Method`; they write messages, or serialised ones.
-        stopping: once it is set, every stream ends in order. Stop the server only then: gRPC cancels the handlers that
-            still run, and prints tracebacks at both ends.
+        stopping: once it is set, every stream ends in order. Stop the server, by `stop_server`, only then: gRPC cancels
+            the handlers that still run, and prints tracebacks at both ends.
         message_bytes_max: the largest request taken; -1 takes any.
     Returns:
         The server, and the address with the port it got.
@@ -123,6 +124,22 @@ async def serve(
     door.open(port, tls=True)
     weakref.finalize(server, door.close)
     return server, with_port(address, port)
+
+
+async def stop_server(server: grpc.aio.Server, grace_s: float) -> None:
+    """Stop a server, and wait until grpcio's tasks for its calls have ended; the loop may end then.
+
+    `stop` of `grpc.aio` waits for the calls, but not for their tasks. A task that the end of the loop cancels after its
+    handler has returned logs the cancellation as an error of the handler, and prints a traceback.
+
+    Args:
+        server: serves on this loop, which has no other server.
+        grace_s: seconds for the calls to end before they are cancelled, and for their handlers to end after that.
+    """
+    await server.stop(grace_s)
+    calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == _TASK_OF_CALL]
+    if calls:
+        await asyncio.wait(calls, timeout=grace_s)
 
 
 def _wire(message: Any) -> bytes:
