@@ -15,7 +15,7 @@ from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.resources import Demand, export
-from support.sides import Frame, Side, frames_of, in_loop, pair
+from support.sides import PATIENCE_S, Frame, Side, frames_of, in_loop, pair
 
 
 def first_pieces(frame):
@@ -44,6 +44,23 @@ async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
         assert here.store.get(result, timeout=0) == 42
         assert here.exchange.ledger.forwarded == 0
         del stand_in
+
+
+@in_loop
+async def test_each_small_value_is_in_the_frame_that_first_names_it():
+    """Else a name without a value is all that the peer has when this process is killed between two frames."""
+    async with pair() as (here, there):
+        for k in range(100):
+            here.forward(here.store.put([here.store.put(k), bytes(20_000)]))
+        count = 0
+        while not here.exchange.out.is_empty:
+            frame = await asyncio.wait_for(here.exchange.out.next_frame(), PATIENCE_S)
+            names = [task.ref for task in frame.task] + [value.contains for value in frame.value]
+            named = sorted(ref.objref for refs in names for ref in refs)
+            assert named == sorted(value.objref for value in frame.value)
+            count += len(frame.task)
+            there.exchange.on_frame(frame)
+        assert count == 100
 
 
 @in_loop

@@ -67,8 +67,6 @@ def _shrink(plan: Any, seconds: float = 60.0) -> Any:
 
 def _seeds(args: argparse.Namespace) -> Iterator[int]:
     until = time.monotonic() + args.seconds
-    if args.before >= 0:
-        yield args.before
     for seed in range(args.seed, args.seed + args.seeds) if not args.seconds else itertools.count(args.seed):
         if args.seconds and time.monotonic() > until:
             return
@@ -147,9 +145,9 @@ def _mutants(args: argparse.Namespace) -> int:
     if args.known:
         chosen = [mutant for mutant in chosen if mutant.seed >= 0]
 
-    def first_failure(mutant: Any, before: int, seed: int, seeds: int) -> tuple[int, str]:
+    def first_failure(mutant: Any, seed: int, seeds: int, family: str = "") -> tuple[int, str]:
         command = [sys.executable, "-m", "tests.simulation", "--seeds", str(seeds), "--seed", str(seed), "--mixed",
-                   "--first", "--no-shrink", "--before", str(before)]  # fmt: skip
+                   "--first", "--no-shrink", "--family", family]  # fmt: skip
         command += ["--mutant", mutant.name] if mutant is not None else []
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = ran.stdout.splitlines()
@@ -159,15 +157,18 @@ def _mutants(args: argparse.Namespace) -> int:
 
     def hunt(mutant: Any) -> tuple[float, int, str]:
         began = time.perf_counter()
-        before, seed, until = mutant.seed, args.seed, args.seed + (0 if args.known else args.seeds)
-        while before >= 0 or seed < until:
-            found, why = first_failure(mutant, before, seed, until - seed)
-            if found < 0:
-                return time.perf_counter() - began, -1, why
-            if first_failure(None, -1, found, 1)[0] < 0:
-                return time.perf_counter() - began, found, why
-            seed, before = (seed if found == before else found + 1), -1
-        return time.perf_counter() - began, -1, ""
+        until = args.seed + (0 if args.known else args.seeds)
+        ranges = [(mutant.seed, mutant.seed + 1, mutant.family), (args.seed, until, args.family)]
+        why = ""
+        for seed, end, family in ranges[mutant.seed < 0 :]:
+            while seed < end:
+                found, why = first_failure(mutant, seed, end - seed, family)
+                if found < 0:
+                    break
+                if first_failure(None, found, 1, family)[0] < 0:
+                    return time.perf_counter() - began, found, why
+                seed = found + 1
+        return time.perf_counter() - began, -1, why
 
     found = 0
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -199,7 +200,6 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--replay", action="store_true", help="run each seed twice and compare")
     parser.add_argument("--mutant", default="", help="with a fault put in")
-    parser.add_argument("--before", type=int, default=-1, help="a seed to begin with")
     parser.add_argument("--only", default="", help="the mutants with these words in their names")
     parser.add_argument("--mutants", action="store_true", help="all of them, each until it is found")
     parser.add_argument("--known", action="store_true", help="only those with a known seed, and only that seed")

@@ -17,13 +17,17 @@ CLUSTER = Path(__file__).resolve().parents[2] / "src" / "fastrt" / "cluster"
 
 
 class Mutant(NamedTuple):
-    """A piece of text of a module of fastrt.cluster, what replaces it, and a seed that finds it; -1: none is known."""
+    """A piece of text of a module of fastrt.cluster, what replaces it, and a seed that finds it; -1: none is known.
+
+    The seed is one of mixed runs, or one of a family of runs.
+    """
 
     name: str
     module: str
     old: str
     new: str
     seed: int = -1
+    family: str = ""
 
 
 MUTANTS = [
@@ -77,6 +81,8 @@ MUTANTS = [
            "self._tables.lineage.count_run(sent.record)", "pass"),
     Mutant("generator: its readers wait without end after the uplink's death", "value_traffic",
            "        end_abandoned(self._store)\n", "", 137),
+    Mutant("export: a small value is sent later than its name", "peer_stream",
+           "self.out.follow(partial(self._send_export, ref))", "self.send_when_ready(ref)", 311, "streams"),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(left - 1, 0)", "left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n", 4),

@@ -26,7 +26,9 @@ class Outgoing:
     def __init__(self, frame: Callable[..., Any], piece: Callable[..., Any]) -> None:
         self._frame = frame
         self._piece = piece
-        self._small: deque[tuple[str, Any, int]] = deque()
+        self._small: deque[tuple[str, Any, int, bool]] = deque()  # the last: in the frame of the message before it
+        self._following: deque[Callable[[], None]] = deque()
+        self._follows = False
         self._large: deque[tuple[Iterator[Any], Callable[[], None]]] = deque()
         self._transfers = 0
         self.nbytes = 0  # of the queued small messages and first pieces
@@ -35,9 +37,28 @@ class Outgoing:
 
     def add(self, field: str, message: Any, nbytes: int = 64) -> None:
         """Queue a message, or a number, for a repeated field of the next frame."""
-        self._small.append((field, message, nbytes))
+        self._small.append((field, message, nbytes, self._follows))
         self.nbytes += nbytes
         self._news.set()
+        if self._following and not self._follows:
+            self._follow()
+
+    def follow(self, add: Callable[[], None]) -> None:
+        """Call `add` after the next message has been added: the messages that it adds go in the frame of that one.
+
+        So the peer has the value of an object as soon as it has the name, however this process ends. Without a next
+        message, `add` is called for the next frame.
+        """
+        self._following.append(add)
+        self._news.set()
+
+    def _follow(self) -> None:
+        self._follows = True
+        try:
+            while self._following:
+                self._following.popleft()()
+        finally:
+            self._follows = False
 
     def add_value(self, first: Any, data: memoryview, then: Callable[[], None]) -> None:
         """Queue a value; `then` is called when its last piece has been taken from the queue.
@@ -58,7 +79,7 @@ class Outgoing:
     @property
     def is_empty(self) -> bool:
         """Return whether nothing waits to be sent."""
-        return not (self._small or self._large)
+        return not (self._small or self._large or self._following)
 
     def stir(self) -> None:
         """Send a frame even if it is empty, because every frame reports this node's load."""
@@ -73,7 +94,7 @@ class Outgoing:
 
     async def next_frame(self) -> Any | None:
         """Wait until there is something to send, and return the next frame; None after `close`."""
-        while not (self._small or self._large or self._closed or self._stirred):
+        while self.is_empty and not (self._closed or self._stirred):
             self._news.clear()
             await self._news.wait()
         if self._closed:
@@ -81,9 +102,10 @@ class Outgoing:
             self._is_leaving = False
             return last
         self._stirred = False
+        self._follow()
         frame, room = self._frame(), FRAME_BYTES
-        while self._small and room > 0:
-            field, message, nbytes = self._small.popleft()
+        while self._small and (room > 0 or self._small[0][3]):
+            field, message, nbytes, _ = self._small.popleft()
             getattr(frame, field).append(message)
             room -= nbytes
             self.nbytes -= nbytes

@@ -92,6 +92,7 @@ class Exchange:
         self._client = self.client = store.client
         self.waiter = waiter
         self.references = References(store, self._send_object, _Ref)
+        self.references.on_again = self._hold_again
         tables = tables or NodeTables(store, waiter)
         self._budget = tables.budget
         self.jobs = tables.jobs
@@ -346,11 +347,19 @@ class Exchange:
         if generators.is_stream(self._client, ref):
             self.streams.feed(ref)
             return
-        # Its value is sent only later: the peer claims it if this process dies before.
+        # Its value goes in the frame that first names it. If it comes later, the peer claims it from the next process.
         is_later = not handles.is_ready(self._client, ref) or spill.is_spilled(self._client, ref)
-        if is_later and not actors.is_actor(self._client, ref):
+        if actors.is_actor(self._client, ref):
+            self.send_when_ready(ref)
+        elif is_later:
             self.traffic.hold(ref)
-        self.send_when_ready(ref)
+            self.send_when_ready(ref)
+        else:
+            self.out.follow(partial(self._send_export, ref))
+
+    def _hold_again(self, ref: ObjectRef) -> None:
+        if not actors.is_actor(self._client, ref) and not generators.is_stream(self._client, ref):
+            self.traffic.hold(ref)
 
     def send_when_ready(self, ref: ObjectRef) -> None:
         """Send the value of an object that the peer holds once it exists."""

@@ -68,6 +68,8 @@ class References:
     Attributes:
         on_held: called with the number and the bytes of each large object of this node whose value the peer also has,
             and with 0 bytes once the peer no longer has it.
+        on_again: called for each object that is named again: if the peer releases it before this name arrives, its
+            value is sent again later, and the peer may have to claim it.
         on_stream: called with the number of each generator's stream of the peer, and with the local stream.
         node: the peer's session once stand-ins may outlive this stream; else empty.
     """
@@ -80,6 +82,7 @@ class References:
         self._imports: dict[int, StandIn] = {}
         self._peer_objrefs: dict[int, int] = {}  # stand-in's objref -> the objref on the peer
         self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
+        self.on_again: Callable[[ObjectRef], None] = lambda ref: None
         self.on_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
         self.node = ""
 
@@ -91,6 +94,8 @@ class References:
         if self._exports.name(ref.objref, ref):
             self._send(ref)
             self._held(ref)
+        else:
+            self.on_again(ref)
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def theirs(self, ref: ObjectRef) -> int:
