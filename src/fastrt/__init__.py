@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ActorDiedError,
         ActorError,
         ActorNotFoundError,
+        ActorUnavailableError,
         ArenaCorrupt,
         ArgumentError,
         AttachError,
@@ -87,6 +88,7 @@ __all__ = [
     "ActorError",
     "ActorHandle",
     "ActorNotFoundError",
+    "ActorUnavailableError",
     "ArenaCorrupt",
     "ArgumentError",
     "AttachError",
@@ -165,7 +167,8 @@ __all__ = [
 # Every name is imported at its first use: most commands and processes need few of them.
 _HOMES = {
     "fastrt.errors": (
-        "ActorDiedError ActorError ActorNotFoundError ArenaCorrupt ArgumentError AttachError ConfigError "
+        "ActorDiedError ActorError ActorNotFoundError ActorUnavailableError ArenaCorrupt ArgumentError AttachError "
+        "ConfigError "
         "FastrtError ForkedRuntimeError FunctionNotFoundError GetTimeoutError InfeasibleTaskError LockStuck "
         "NameTakenError NodeDiedError NotFoundError NotInitializedError ObjectLostError ObjectStoreFullError "
         "OutOfMemoryError PendingCallsError PerformanceWarning PlacementGroupNotFoundError RuntimeEnvError "

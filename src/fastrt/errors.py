@@ -136,6 +136,13 @@ class ActorDiedError(ActorError):
     on_purpose: bool = False
 
 
+class ActorUnavailableError(ActorDiedError):
+    """The actor's process ended while it ran the call, and the actor is started again: later calls run there.
+
+    Call it again, or give it `max_task_retries`. Ray's class of this name is no ActorDiedError.
+    """
+
+
 class ActorNotFoundError(NotFoundError, ValueError):
     """This session has no live actor with that name. Look at `fastrt.list_named_actors()`."""
 

@@ -10,6 +10,7 @@ from fastrt.errors import (
     ActorDiedError,
     ActorError,
     ActorNotFoundError,
+    ActorUnavailableError,
     FastrtError,
     GetTimeoutError,
     InfeasibleTaskError,
@@ -29,7 +30,6 @@ from fastrt.lazy import attach
 
 if TYPE_CHECKING:
     from fastrt.ray_exceptions import (
-        ActorUnavailableError,
         AsyncioActorExit,
         AuthenticationError,
         CrossLanguageError,

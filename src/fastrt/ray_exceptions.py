@@ -3,11 +3,7 @@
 `fastrt.exceptions` imports this module when the first of them is named.
 """
 
-from fastrt.errors import ActorError, FastrtError, ObjectLostError
-
-
-class ActorUnavailableError(ActorError):
-    """An actor does not answer and may come back. Calls of fastrt wait for it and do not raise this."""
+from fastrt.errors import FastrtError, ObjectLostError
 
 
 class AsyncioActorExit(FastrtError):

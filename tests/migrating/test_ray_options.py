@@ -37,6 +37,10 @@ def test_placement_group_as_an_option_is_a_strategy(rt):
 def test_what_is_no_group_is_refused():
     with pytest.raises(TypeError, match="placement_group is 5"):
         fastrt.remote(placement_group=5)(lambda: 1)
+    with pytest.raises(ValueError, match="placement_group_bundle_index is 0 without a placement_group"):
+        fastrt.remote(placement_group_bundle_index=0)(lambda: 1)
+    with pytest.raises(ValueError, match="no resource can have the name 'bundle'"):
+        placement_group([{"bundle": 1}])
     group = PlacementGroup("00", ({"CPU": 1.0},), "PACK", "", "")
     with pytest.raises(ValueError, match="the group has 1 bundles"):
         fastrt.remote(placement_group=group, placement_group_bundle_index=4)(lambda: 1)

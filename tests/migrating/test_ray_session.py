@@ -205,6 +205,9 @@ def test_logs_of_the_state_api_are_the_kept_output(program):
                 print(text, flush=True)
                 print("aside", file=sys.stderr, flush=True)
                 return os.getpid()
+            def stay(self, stop):
+                while not os.path.exists(stop):
+                    pass
         def wait_for(read, wanted):
             import time
             until = time.monotonic() + 30
@@ -231,8 +234,10 @@ def test_logs_of_the_state_api_are_the_kept_output(program):
                     pass
             ref = ray.remote(wait).remote()
             wait_for(lambda: list(state.get_log(task_id=ref.task_id())), ["waits\\n"])
+            call = speaker.stay.remote(stop)
+            assert [one.actor_id for one in state.list_tasks(filters=[("type", "=", "actor_task")])] == [actor]
             open(stop, "w").close()
-            ray.get(ref)
+            ray.get([ref, call])
             others = {"filename": "raylet.out"}, {"pid": pid, "suffix": "log"}, {"pid": 1, "node_id": "ff"}
             for wrong in ({}, {"actor_id": "ff"}, *others):
                 try:
@@ -244,6 +249,10 @@ def test_logs_of_the_state_api_are_the_kept_output(program):
                 state.list_logs()
             except ValueError as exc:
                 print(exc)
+        try:
+            ray.experimental.get_object_locations([])
+        except RuntimeError as exc:
+            print(exc)
         """
     )
-    assert one.finish()[0] == "give node_id or node_ip\n"
+    assert one.finish()[0] == "give node_id or node_ip\nget_object_locations needs a session: call ray.init() first\n"

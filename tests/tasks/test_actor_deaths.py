@@ -10,7 +10,7 @@ import pytest
 import fastrt
 from fastrt._core.memory import clients
 from fastrt._core.tasks import actors
-from fastrt.errors import ActorDiedError
+from fastrt.errors import ActorDiedError, ActorUnavailableError
 from fastrt.store import client as store_client
 
 pytestmark = pytest.mark.usefixtures("rt")
@@ -94,13 +94,14 @@ def test_restart_builds_a_new_instance_and_runs_the_calls_that_had_not_begun(fol
     actor = Log.options(max_restarts=1).remote(folder)
     first = get(actor.pid.remote())
     died, behind = actor.die.remote(), [actor.note.remote("behind") for _ in range(5)]
-    with pytest.raises(ActorDiedError, match="died while it ran this call"):
+    with pytest.raises(ActorUnavailableError, match=r"died while it ran this call: .*; the actor is started again"):
         get(died)
     assert get(behind) == [2, 3, 4, 5, 6]  # counted from its constructor's one
     assert get(actor.pid.remote()) != first
     assert runs(folder, "built") == 2
-    with pytest.raises(ActorDiedError):
+    with pytest.raises(ActorDiedError) as last:
         get(actor.die.remote())
+    assert last.type is ActorDiedError
     with pytest.raises(ActorDiedError, match=r"it had been started again 1 times \(max_restarts=1\)"):
         get(actor.note.remote("late"))
 

@@ -27,6 +27,7 @@ from fastrt.store.messages import ActorsChanged
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_handle import ActorPlan
+from fastrt.tasks.actor_records import death_of_call
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
@@ -192,7 +193,8 @@ class RemoteActors:
             if core.cancelled(self._client, task):
                 self._exchange.end(task, TaskCancelledError("the call was cancelled"))
             elif not calls.put_back(self._client, task, attempts > 0):
-                error = ActorDiedError(f"actor {remote.name} died while it ran this call: {how}")
+                words = f"actor {remote.name} died while it ran this call: {how}"
+                error = death_of_call(self._store, remote.actor, words)
                 error.attempts = core.info(self._client, task)["attempts"]
                 self._exchange.end(task, error)
         self._forget(remote)

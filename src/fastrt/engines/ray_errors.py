@@ -9,6 +9,7 @@ import ray.exceptions as of_ray
 
 from fastrt.errors import (
     ActorDiedError,
+    ActorUnavailableError,
     FastrtError,
     GetTimeoutError,
     NodeDiedError,
@@ -26,6 +27,7 @@ _CLASSES: tuple[tuple[str, type[FastrtError]], ...] = (
     ("GetTimeoutError", GetTimeoutError),
     ("TaskCancelledError", TaskCancelledError),
     ("NodeDiedError", NodeDiedError),
+    ("ActorUnavailableError", ActorUnavailableError),
     ("RayActorError", ActorDiedError),
     ("WorkerCrashedError", WorkerCrashedError),
     ("OutOfMemoryError", OutOfMemoryError),

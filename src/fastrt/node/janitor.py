@@ -10,7 +10,6 @@ from fastrt._core.repair.recovery import end_job, recover, wake_all
 from fastrt._core.tasks import actors, cancel, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import (
-    ActorDiedError,
     FastrtError,
     ObjectLostError,
     OutOfMemoryError,
@@ -22,6 +21,7 @@ from fastrt.node.kept import StandIns
 from fastrt.node.memory_limit import LACK
 from fastrt.store import unread
 from fastrt.store.client import Store
+from fastrt.tasks.actor_records import death_of_call
 from fastrt.tasks.cancel import interrupt
 
 
@@ -90,7 +90,8 @@ class Janitor:
                 f"{what} {name!r} ran for longer than its timeout, and did not end when it was interrupted"
             )
         elif info["actor"] is not None and not core.cancelled(store.client, task):
-            error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
+            words = f"actor {name} died while it ran this call: its process {pid} {how}"
+            error = death_of_call(store, info["actor"], words)
             error.attempts = info["attempts"]
             error.on_purpose = actors.info(store.client, info["actor"])["ended"] == actors.KILLED
         elif not info["function"][0]:  # a stand-in for an object of another node, which a dead process was fetching

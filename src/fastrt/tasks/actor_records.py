@@ -12,6 +12,7 @@ from typing import Any
 from fastrt._core.memory.clients import table
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors
+from fastrt.errors import ActorDiedError, ActorUnavailableError
 from fastrt.store import messages
 from fastrt.store.client import Store
 
@@ -44,6 +45,15 @@ def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, forc
             store.tell(messages.ActorsChanged())
         return
     _end_process(store, index, info, signal.SIGKILL if force else signal.SIGTERM)
+
+
+def death_of_call(store: Store, index: int, words: str) -> ActorDiedError:
+    """Return the error of a call whose actor's process ended while it ran the call, for these words."""
+    info = actors.info(store.client, index)
+    left = info["max_restarts"] < 0 or info["restarts"] < info["max_restarts"]
+    if info["ended"] or info["state"] == actors.DEAD or (info["state"] in (actors.DOWN, actors.AWAY) and not left):
+        return ActorDiedError(words)
+    return ActorUnavailableError(f"{words}; the actor is started again")
 
 
 def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.Signals) -> None:

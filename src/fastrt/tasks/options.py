@@ -234,10 +234,12 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
             )
         found["resources"] = {**(found.get("resources") or {}), f"{name}:{value}": _ACCELERATOR_PART}
     group = given.get("placement_group", "default")
+    index = given.get("placement_group_bundle_index", -1)
+    if group == "default" and index != -1:
+        raise ValueError(f"placement_group_bundle_index is {index} without a placement_group; it must be -1")
     if group != "default":
         if not isinstance(group, resources.Group):
             raise TypeError(f"placement_group is {group!r}; it must be made by placement_group()")
-        index = given.get("placement_group_bundle_index", -1)
         inside = given.get("placement_group_capture_child_tasks", False)
         found["scheduling_strategy"] = group.as_strategy(index, inside)
     return found

@@ -53,6 +53,7 @@ from fastrt.tasks.resources import (
 )
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_RESERVED = "bundle"  # tasks of a group take it
 _KNOWN_S = 2.0  # after which every node of the cluster is known
 _LOOK_S = 0.05
 _BUNDLES_MAX = 512  # a node knows 8,192 actors and bundles
@@ -413,6 +414,8 @@ def _amounts(bundle: Mapping[str, float]) -> Amounts:
     except ConfigError as exc:
         raise ValueError(str(exc)) from None
     check_devices("bundle", amounts)
+    if _RESERVED in bundle:
+        raise ValueError(f"a bundle is {dict(bundle)!r}; no resource can have the name {_RESERVED!r}")
     if not any(amounts.values()):
         raise ValueError(f"a bundle is {dict(bundle)!r}: it reserves nothing")
     assert GPU not in others or GPU in amounts or not others[GPU]

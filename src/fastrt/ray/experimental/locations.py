@@ -7,6 +7,7 @@ from typing import Any
 
 from fastrt._core.repair import inspect
 from fastrt.ids import NodeID
+from fastrt.runtime.driver import is_initialized
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 
@@ -20,9 +21,13 @@ def get_object_locations(obj_refs: Sequence[ObjectRef], timeout_ms: int = -1) ->
     Returns:
         For each: node_ids (empty where there is no value yet), object_size (bytes; None where there is no value yet),
         did_spill (whether it is in a file).
+    Raises:
+        RuntimeError: this process uses no session.
     Source:
         The semantics of `ray.experimental.get_object_locations`.
     """
+    if not is_initialized():
+        raise RuntimeError("get_object_locations needs a session: call ray.init() first")
     store = store_client.require()
     here = store.client.segment.session
     rows = {row["objref"]: row for row in inspect.objects(store.client)}

@@ -70,7 +70,11 @@ def list_tasks(
     if any(tuple(one) == ("state", "=", "FAILED") for one in filters or ()):
         rows = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
         return _select(TaskState, map(_failed, rows), filters, limit)
-    return _select(TaskState, map(_task, _rows("tasks", timeout)), filters, limit)
+    pending = _rows("tasks", timeout)
+    actors = _rows("actors", timeout) if any(row["actor"] is not None for row in pending) else []
+    ids = {(row.get("node"), row["actor"]): ActorID.widened(row["actor_id"]).hex() for row in actors}
+    found = [_task(row, ids.get((row.get("node"), row["actor"]))) for row in pending]
+    return _select(TaskState, found, filters, limit)
 
 
 def list_objects(
@@ -221,14 +225,14 @@ def _actor(row: dict[str, Any]) -> ActorState:
     )  # fmt: skip
 
 
-def _task(row: dict[str, Any]) -> TaskState:
+def _task(row: dict[str, Any], actor_id: str | None) -> TaskState:
     state = "PENDING_NODE_ASSIGNMENT" if row["waits_for"] == "resources" else _TASKS[row["state"]]
     kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
     runs = row["pid"] is not None
     name = inner_name(row["name"])
     return TaskState(
         TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, name, state, kind, name,
-        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        actor_id=actor_id, node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
     )  # fmt: skip
 
 
@@ -296,4 +300,4 @@ def _select(kind: type[_State], rows: Any, filters: Filters, limit: int) -> list
 def _fits(value: Any, operator: str, wanted: Any) -> bool:
     if isinstance(value, bool):
         value, wanted = str(value).lower(), str(wanted).lower()
-    return _OPERATORS[operator](str(value), str(wanted))
+    return _OPERATORS[operator](str(value).lower(), str(wanted).lower())  # "dead" finds DEAD, as in Ray
