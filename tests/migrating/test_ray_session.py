@@ -40,6 +40,7 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
             assert dict(context) == context.address_info and len(context) == len(context.address_info)
             assert os.path.samefile(os.path.dirname(context["address"]), context["session_dir"])
             assert ray.get_runtime_context().get_node_labels()["zone"] == "a"
+            assert {"GPU", "TPU", "FURIOSA"} <= set(ray.get_runtime_context().get_accelerator_ids())
             assert ray.nodes()[0]["alive"] and ray.nodes()[0]["NodeManagerAddress"] == context["node_ip_address"]
             from fastrt.ray.util.multiprocessing import Pool
             with Pool(1, ray_address="auto") as pool:

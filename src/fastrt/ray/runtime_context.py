@@ -23,6 +23,8 @@ from fastrt.tasks.placement_group import get_current_placement_group
 
 __all__ = ["RuntimeContext", "get_runtime_context"]
 
+_WITHOUT_DEVICES = ("FURIOSA", "MBLT", "RBLN", "TTNPU")  # resources of accelerators that fastrt does not assign
+
 
 class RuntimeContext:
     """The session, process, task and actor of the code that runs. Made by `get_runtime_context`."""
@@ -189,7 +191,7 @@ class RuntimeContext:
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """Return the devices of the task or actor by their resource, such as GPU."""
-        return self._now.accelerator_ids
+        return {**{name: [] for name in _WITHOUT_DEVICES}, **self._now.accelerator_ids}
 
     def get_resource_ids(self) -> dict[str, list[str]]:
         """Return as `get_accelerator_ids`, which replaced it."""
