@@ -17,7 +17,9 @@ from fastrt._core.memory.priority_queue cimport ranked_key
 from fastrt._core.memory.trace cimport trace_wanted
 from fastrt._core.objects.functions cimport functions_counts
 from fastrt._core.objects.references cimport links_names
-from fastrt._core.repair.passes cimport PASS_COPIED, pass_copy
+from fastrt._core.repair.passes cimport (
+    PASS_EXISTING, PASS_THREADS, pass_begin, pass_objects, pass_read, pass_threads, table_pass,
+)
 
 
 cdef extern from "<string.h>" nogil:
@@ -413,6 +415,35 @@ def fsck(Client client, bint quiet=False):
     return bad
 
 
+cdef struct holding:
+    uint64_t nbytes, objects
+
+
+cdef struct holdings:
+    uint32_t words
+    holding *clients  # 64 for each word
+
+
+cdef void _holders(table_pass *p, void *into) noexcept nogil:
+    cdef holdings *sums = <holdings *>into
+    cdef holding *one
+    cdef uint32_t j, i, w
+    cdef uint64_t room, bits
+    cdef uint32_t live = pass_objects(p)
+    while live:
+        for j in range(live):
+            i, room = p.first + p.at[j], (<frt_entry *>p.records + p.at[j]).offset
+            room = arena_block_bytes(&p.r, room) if room else 0
+            for w in range(sums.words if room else 0):
+                bits = a64_load_acq(frt_bits(&p.r, i, FRT_REFS, w)) | a64_load_acq(frt_bits(&p.r, i, FRT_PINS, w))
+                while bits:
+                    one = sums.clients + w * 64 + frt_lowest(bits)
+                    one.nbytes += room
+                    one.objects += 1
+                    bits &= bits - 1
+        live = pass_objects(p)
+
+
 def holders(Client client):
     """List the clients that keep memory of the store in use.
 
@@ -421,30 +452,30 @@ def holders(Client client):
         that several clients hold counts for each.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t i, c, w, n
-    cdef uint32_t step = PASS_COPIED // sizeof(frt_entry)
-    cdef uint64_t room, bits
-    cdef bytearray copied = bytearray(PASS_COPIED)
-    cdef char *data = copied
-    cdef dict bytes_held = {}
-    cdef dict objects_held = {}
+    cdef table_pass *some = NULL
+    cdef holdings sums[PASS_THREADS]
+    cdef holding *clients
+    cdef uint32_t c, k, n, words, threads
     client.ensure()
-    n = frt_objects(x)
-    for i in range(n):
-        if i % step == 0:
-            pass_copy(x, x.entries + i, min(step, n - i) * sizeof(frt_entry), data)
-        room = arena_block_bytes(x, (<frt_entry *>data)[i % step].offset)
-        if room == 0:
-            continue
-        for w in range(frt_words(x)):
-            bits = frt_bits(x, i, FRT_REFS, w)[0] | frt_bits(x, i, FRT_PINS, w)[0]
-            while bits:
-                c = w * 64 + frt_lowest(bits)
-                bits &= bits - 1
-                bytes_held[c] = bytes_held.get(c, 0) + room
-                objects_held[c] = objects_held.get(c, 0) + 1
-    return [{"client": c, "pid": x.clients[c].pid, "kind": x.clients[c].kind, "bytes": bytes_held[c],
-             "objects": objects_held[c]} for c in sorted(objects_held)]
+    n, words = frt_objects(x), frt_words(x)
+    threads = pass_threads(n)
+    clients = <holding *>calloc(threads * words * 64, sizeof(holding))
+    try:
+        if clients == NULL:
+            raise MemoryError()
+        for k in range(threads):
+            sums[k].words, sums[k].clients = words, clients + k * words * 64
+        some = pass_begin(x, n, PASS_EXISTING, threads)
+        with nogil:
+            pass_read(some, threads, _holders, sums, sizeof(holdings))
+            for c in range(words * 64, threads * words * 64):
+                clients[c % (words * 64)].nbytes += clients[c].nbytes
+                clients[c % (words * 64)].objects += clients[c].objects
+        return [{"client": c, "pid": x.clients[c].pid, "kind": x.clients[c].kind, "bytes": clients[c].nbytes,
+                 "objects": clients[c].objects} for c in range(words * 64) if clients[c].objects]
+    finally:
+        free(clients)
+        free(some)
 
 
 def usage(Client client):
