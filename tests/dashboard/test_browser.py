@@ -43,8 +43,13 @@ class Counter:
     def add(self):
         return 1
 
+@fastrt.remote(max_retries=0)
+def fails(number):
+    raise ValueError(f"a message of some length that says what is wrong with number {number}")
+
 counter = Counter.options(name="one").remote()
 fastrt.get(counter.add.remote())
+failed = fastrt.wait([fails.remote(1)])
 value = fastrt.put(bytes(1 << 20))
 group = fastrt.util.placement_group([{"CPU": 1}])
 first = held.remote(value)
@@ -427,9 +432,12 @@ def test_every_page_fits_a_laptop_and_a_telephone(busy, tmp_path, width):
                     const box = e.getBoundingClientRect();
                     return box.width && !e.closest(".wide, pre") && (box.right > innerWidth + 1 || box.left < -1);
                 }).length,
+                cut: innerWidth < 1000 ? 0 : [...document.querySelectorAll("#page .wide")].filter(
+                    e => e.scrollWidth > e.clientWidth
+                ).length,
             })"""
         )
-        if about != {"wide": 0, "small": 0, "hidden": 0}:
+        if about != {"wide": 0, "small": 0, "hidden": 0, "cut": 0}:
             wrong.append(f"{view}: {about}")
         page.screenshot(path=folder / f"{width}-{view}.png", full_page=True)
     assert wrong == []

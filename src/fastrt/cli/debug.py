@@ -84,13 +84,21 @@ def _listed(found: list[tuple[Member, Waiting]]) -> str:
     for member, one in found:
         command = f"fastrt debug {one.pid}{f' --node {member.name}' * (not member.is_here)}"
         if one.address:
-            command = f"attach a client of debugpy to {one.address}{f' on node {member.name}' * (not member.is_here)}"
+            command = f"attach a client of debugpy to {one.address}{_reached(member, one.address)}"
         task = f" ({one.task})" if one.task else ""
         lines.append(
             f"{command}: {one.kind} {one.name}{task} {one.reason} at {one.place} in {one.function}, for "
             f"{one.seconds:.0f} s"
         )
     return "\n".join(lines)
+
+
+def _reached(member: Member, address: str) -> str:
+    """How an editor on this machine reaches a port on the loopback of another node."""
+    if member.is_here:
+        return ""
+    host, port = member.address or member.name, address.rpartition(":")[2]
+    return f" on node {member.name}, from another machine after: ssh -N -L {port}:{address} {host}"
 
 
 class _HungUpError(Exception):

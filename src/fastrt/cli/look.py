@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -97,12 +98,14 @@ class Member:
         id: of the session, which is its NodeID.
         name: of the node; "" for a session that is no node of a cluster.
         is_here: whether it is on this machine.
+        address: the IP address of another node; "" for one that is here.
     """
 
     path: Path
     id: str
     name: str
     is_here: bool
+    address: str = ""
 
     @property
     def title(self) -> str:
@@ -136,13 +139,15 @@ def members(session: str | None, node: str = "", this_node: bool = False) -> lis
         if this_node or str(path) not in in_cluster:
             continue
         try:
-            nodes = nodes_at(str(path))
+            nodes = nodes_at(str(path), implied=True)
         except AttachError as exc:
             click.echo(f"fastrt: other nodes of {here[path.parent.name].title} are missing: {exc}", err=True)
             continue
         for one in nodes:
             if one["NodeID"] not in here:
-                others.setdefault(one["NodeID"], Member(path, one["NodeID"], one["NodeName"], False))
+                addresses = [name.partition(":")[2] for name in one["Resources"] if re.match("node:[^_]", name)]
+                member = Member(path, one["NodeID"], one["NodeName"], False, *addresses[:1])
+                others.setdefault(member.id, member)
     every = [*here.values(), *others.values()]
     found = [one for one in every if node in ("", one.name) or one.id.startswith(node)]
     if not found:

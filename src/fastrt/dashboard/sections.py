@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Section = dict[str, Any]
-# How the browser writes a value: "text", "message" (a long one), "count", "number", "bytes", "seconds", "time", "state"
-# or "code".
+# How the browser writes a value: "text", "message" (a long one), "count", "number", "bytes", "seconds", "time",
+# "state", "code" or "place" (a line of a file, which may be long).
 Columns = Sequence[tuple[str, str]]
 _TEXT_MAX = 20_000
 _CELL_MAX = 300

@@ -22,7 +22,7 @@ def actors(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sect
     return [
         sections.facts("states", [(state, count, "count") for state, count in sorted(states.items())]),
         sections.table(
-            "actors", f"{len(rows):,} actors", [
+            "actors", f"{len(rows):,} actor{'s' * (len(rows) != 1)}", [
                 ("actor", "code"), ("class", "text"), ("name", "text"), ("state", "state"), ("pid", "code"),
                 ("calls not ended", "count"), ("restarts", "text"), ("why it is dead", "text"),
             ], (

@@ -27,7 +27,7 @@ def failures(session: Watched, args: Mapping[str, str]) -> list[Section]:
     return [
         sections.table(
             "groups", f"{_many(len(found), 'kept failure')} in {_many(len(groups), 'group')}", [
-                ("error", "message"), ("function", "text"), ("line", "code"), ("failures", "count"),
+                ("error", "message"), ("function", "text"), ("line", "place"), ("failures", "count"),
                 ("retried", "count"), ("mended by a retry", "count"), ("last", "time"),
             ], (
                 (

@@ -86,7 +86,7 @@ def _of_node(session: Watched, store: Store, node: str, name: str) -> list[Secti
 
 def _lines(found: by_line.Summary | None) -> Section:
     """The table of lines; without a summary there are too many objects to sum them once a second."""
-    columns = [("line", "code"), ("kind", "text"), ("objects", "count"), ("bytes", "bytes"), ("pinned", "count"),
+    columns = [("line", "place"), ("kind", "text"), ("objects", "count"), ("bytes", "bytes"), ("pinned", "count"),
                ("held by", "text"), ("looks leaked", "text")]  # fmt: skip
     title = "Values by the line that created them"
     if found is None:
