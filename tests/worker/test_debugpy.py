@@ -14,9 +14,12 @@ import pytest
 
 import fastrt
 from fastrt.errors import ConfigError, TaskCancelledError, TaskError
+from fastrt.net.address import own_address
+from fastrt.node.daemon import sweep_sessions
 from fastrt.store import client as store_client
 from fastrt.store import debugging
 from support.attacks.attacker import OTHER_UID, Attacker
+from support.cluster import RunningNode
 from support.dap import Editor
 
 needs_debugpy = pytest.mark.skipif(importlib.util.find_spec("debugpy") is None, reason="debugpy is not installed")
@@ -257,6 +260,48 @@ def test_tasks_take_turns_at_a_named_port(program, wait_until):
     out, err = started.finish()
     assert out == "[0, 1]\n"
     assert f": attach a client of debugpy to 127.0.0.1:{port}\n" in err
+
+
+@needs_debugpy
+def test_stop_on_another_node_is_listed_with_the_way_to_its_port(program, runtime_dir, monkeypatch, wait_until):
+    monkeypatch.setenv("FASTRT_DEBUGGER", "debugpy")
+    far = runtime_dir.parent / "far"  # as on another machine
+    with contextlib.ExitStack() as stack:
+        stack.callback(sweep_sessions, far, far.parent / "spill")
+        head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+        stack.callback(head.stop)
+        join = ("--address", head.head, "--token-file", head.note.token_file)
+        two = RunningNode(far, *join, "--num-workers", "1", "--name", "two")
+        stack.callback(two.stop)
+        started = program(
+            f"""
+            import fastrt
+
+            @fastrt.remote(scheduling="two")
+            def stops(x):
+                breakpoint()
+                return x
+
+            fastrt.init(address={head.head!r})
+            print(fastrt.get(stops.remote(1)))
+            """
+        )
+        folder = debugging.folder_of(two.note.socket_path)
+        wait_until(lambda: debugging.waiting(folder), "the task to stop")
+        (stop,) = debugging.waiting(folder)
+        env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir)}
+        words = [Path(sys.executable).with_name("fastrt"), "debug"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+        port = stop.address.rpartition(":")[2]
+        assert done.stdout.startswith(
+            f"attach a client of debugpy to {stop.address} on node two, from another machine after: "
+            f"ssh -N -L {port}:{stop.address} {own_address()}: task stops ("
+        ), done.stdout
+        with contextlib.closing(Editor(stop.address)) as editor:
+            editor.stopped()
+            editor.go_on()
+            editor.wait_for_end()
+        assert started.finish()[0] == "1\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("debugpy") is not None, reason="debugpy is installed")
