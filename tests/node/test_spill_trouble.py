@@ -1,4 +1,4 @@
-"""Spill folders that are full, read-only, on a memory file system, changed or removed while the session runs.
+"""Spill folders on several file systems: full, read-only, unmounted, changed or removed while the session runs.
 
 Each costs at most the values whose bytes it had, with an error that says why; the session goes on.
 """
@@ -25,9 +25,12 @@ STORE = 32 * MIB
 DISK = 12 * MIB
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path, DISK) as folder:
+KINDS = ["tmpfs", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("ext4", "xfs"))]
+
+
+@pytest.fixture(params=KINDS)
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, DISK, request.param) as folder:
         yield folder
 
 
@@ -107,6 +110,38 @@ def test_folder_on_a_memory_file_system_works():
             check(refs)
             del refs
         assert os.listdir(folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("falls_back", [True, False], ids=["mapped", "restored"])
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_folder_on_another_file_system_works(tmp_path, kind, falls_back):
+    with small_disk(tmp_path, 6 * STORE, kind) as folder:
+        with fastrt.init(1, STORE, spill_dir=folder, spill_fallback=falls_back, advice=False):
+            refs = put_arrays(48)
+            assert split(refs)[0]
+            check(refs)
+            if falls_back:
+                large = np.arange(2 * STORE // 8)
+                assert np.array_equal(fastrt.get(fastrt.put(large)), large)
+            assert fsck.fsck(client()) == []
+            del refs
+        assert set(os.listdir(folder)) <= {"rest", "lost+found"}
+
+
+def test_disk_that_is_unmounted_costs_the_values_on_it(disk, wait_until):
+    with fastrt.init(1, STORE, spill_dir=disk, advice=False):
+        refs = put_arrays(36)
+        settle(wait_until)
+        spilled, inside = split(refs)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+        with pytest.raises(fastrt.ObjectLostError, match="cannot be read back"):
+            fastrt.get(refs[spilled[0]])
+        check(refs, inside)
+        more = put_arrays(48)
+        check(more)
+        assert fsck.fsck(client()) == []
+        del refs, more
 
 
 @pytest.mark.parametrize("falls_back", [True, False], ids=["mapped", "restored"])
