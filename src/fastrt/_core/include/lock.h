@@ -24,6 +24,7 @@
 #define FRT_LOCK_PATIENCE_NS 5000000000LL
 #endif
 #define FRT_LOCK_SPINS 200 /* about 2 us: the longest ordinary critical section, cheaper than one sleep */
+#define FRT_LOCK_NAP_NS 100000000L
 
 typedef struct {
     pthread_mutex_t mutex;
@@ -45,6 +46,24 @@ static inline int frt_lock_init(frt_lock *lock) {
     return -rc;
 }
 
+/* Wait for the lock until a moment of the monotonic clock. */
+static inline int frt_lock_sleep(frt_lock *lock, int64_t until) {
+    struct timespec t;
+#ifdef __GLIBC__
+    t.tv_sec = until / 1000000000, t.tv_nsec = until % 1000000000;
+    return pthread_mutex_clocklock(&lock->mutex, CLOCK_MONOTONIC, &t);
+#else /* musl waits by the clock of the day only; by short waits a change of that clock costs one of them */
+    int rc = EBUSY;
+    do {
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_nsec += FRT_LOCK_NAP_NS;
+        if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
+        rc = pthread_mutex_timedlock(&lock->mutex, &t);
+    } while (rc == ETIMEDOUT && frt_now_ns() < until);
+    return rc;
+#endif
+}
+
 static inline int frt_lock_take(frt_lock *lock) {
     int rc = pthread_mutex_trylock(&lock->mutex);
     for (int i = 0; rc == EBUSY && i < FRT_LOCK_SPINS; i++) {
@@ -55,11 +74,7 @@ static inline int frt_lock_take(frt_lock *lock) {
     for (int64_t until = frt_now_ns() + FRT_LOCK_PATIENCE_NS; rc == EBUSY && frt_now_ns() < until; sched_yield())
         rc = pthread_mutex_trylock(&lock->mutex);
 #endif
-    if (rc == EBUSY) {
-        int64_t until = frt_now_ns() + FRT_LOCK_PATIENCE_NS;
-        struct timespec t = {until / 1000000000, until % 1000000000};
-        rc = pthread_mutex_clocklock(&lock->mutex, CLOCK_MONOTONIC, &t);
-    }
+    if (rc == EBUSY) rc = frt_lock_sleep(lock, frt_now_ns() + FRT_LOCK_PATIENCE_NS);
     if (rc == 0) return FRT_LOCKED;
     if (rc == EOWNERDEAD) return FRT_LOCK_ORPHANED;
     return FRT_LOCK_TIMEOUT;
