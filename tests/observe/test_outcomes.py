@@ -139,6 +139,7 @@ def test_lists_show_failed_tasks_newest_first(rt):
     with pytest.raises(ValueError, match="there is no column 'waits_for'"):
         fastrt.list_tasks(state="failed", waits_for="x")
     ended = state.list_tasks(filters=[("state", "=", "FAILED"), ("name", "=", "fails")])
+    assert {one.error_type for one in ended} == {"TASK_EXECUTION_EXCEPTION"}
     assert (ended[0].error_message, ended[0].state) == ("ValueError: two", "FAILED")
 
 

@@ -32,6 +32,11 @@ _TASKS = {
     "running": "RUNNING", "blocked": "RUNNING_IN_RAY_GET", "ending": "RUNNING",
 }  # fmt: skip
 _ACTORS = {"starting": "PENDING_CREATION", "alive": "ALIVE", "restarting": "RESTARTING", "dead": "DEAD"}
+_ERRORS = {
+    "WorkerCrashedError": "WORKER_DIED", "ActorDiedError": "ACTOR_DIED", "ActorUnavailableError": "ACTOR_UNAVAILABLE",
+    "OutOfMemoryError": "OUT_OF_MEMORY", "NodeDiedError": "NODE_DIED", "TaskCancelledError": "TASK_CANCELLED",
+    "RuntimeEnvError": "RUNTIME_ENV_SETUP_FAILED", "InfeasibleTaskError": "TASK_UNSCHEDULABLE_ERROR",
+}  # fmt: skip
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {"=": str.__eq__, "!=": str.__ne__}
 _MB = 1 << 20
 
@@ -238,10 +243,11 @@ def _task(row: dict[str, Any], actor_id: str | None) -> TaskState:
 
 def _failed(row: dict[str, Any]) -> TaskState:
     name = inner_name(row["name"])
+    kind = _ERRORS.get(row["type"], "TASK_EXECUTION_EXCEPTION")
     return TaskState(
         TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
         "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, node_id=_node_of(row),
-        worker_pid=row["pid"], error_type=row["type"], error_message=f"{row['type']}: {row['message']}",
+        worker_pid=row["pid"], error_type=kind, error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
     )  # fmt: skip
 
