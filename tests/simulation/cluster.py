@@ -109,9 +109,11 @@ FAMILIES = {
     # Nodes leave in order and others come: nothing is lost, and no task runs twice.
     "leaves": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.01, 0.1, 0.5), 0.1, (0.01, 0.2), cancel=0.0),
                      ("leave", "leave", "slow", "drop_copies"), (1.0, 0.1, 0.02), (4.0, 0.1), retries=0),
-    # All nodes get more tasks than they can run, and know late how busy the others are.
+    # All nodes get more tasks than they can run, and know late how busy others are. "back": large results stay away.
     "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
                    delay_s=(0.01, 0.1, 0.4)),
+    "back": Family(Shape(LARGE, 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)),
+                   ("slow", "drop_copies", "break"), (0.02,), delay_s=(0.01, 0.1, 0.4)),
     # Actors on all nodes, whose handles are passed on; calls in order.
     "actors": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.45, kill=0.06,
                            kids=(0, 0, 1, 2)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
@@ -449,6 +451,7 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (lineage.Lineage, "rebuild", rebuild_noted),
         (lineage.Lineage, "remember", remember_noted),
         (lineage.Lineage, "_run_again", run_again_noted),
+        (value_traffic.ValueTraffic, "send", invariants.send_noted(cluster.world.violation)),
     ]
 
 

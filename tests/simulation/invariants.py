@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fastrt._core.objects import remote
+from fastrt.cluster import value_traffic
+
 
 def stream_of(exchange: Any) -> tuple[Any, int]:
     """Return the simulated stream of an exchange and which side of it this is; None: it has none yet."""
@@ -80,3 +83,22 @@ def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
                 violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
             if has_turn and -one.traffic._wanted.get(objref, 0) not in arriving:
                 violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
+
+
+def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
+    """Return a replacement of `ValueTraffic.send` that checks that no node offers its peer a value only the peer has.
+
+    Args:
+        violation: called with each offer of one.
+    """
+    send = value_traffic.ValueTraffic.send
+
+    def noted(self: Any, ref: Any, then: Callable[[], None], **where: int) -> None:
+        is_theirs = "task" in where and "item" not in where and self._exchange.references.theirs(ref)
+        is_missing = is_theirs and remote.is_missing(self._client, ref)
+        before = len(self.values._open)
+        send(self, ref, then, **where)
+        if is_missing and len(self.values._open) > before:
+            violation(f"object {ref.objref:#x} is offered to the node that has its only value")
+
+    return noted
