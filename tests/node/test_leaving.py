@@ -201,20 +201,23 @@ class Counter:
     def __init__(self):
         self.calls = 0
 
-    def add(self, seconds=0.0):
+    def add(self, seconds=0.0, begun=None):
         self.calls += 1
+        if begun is not None:
+            begun.touch()
         threading.Event().wait(seconds)
         return self.calls, node_name()
 
 
-def test_actor_that_may_restart_moves_after_its_running_call(nodes):
+def test_actor_that_may_restart_moves_after_its_running_call(nodes, tmp_path, wait_until):
     nodes.add("two")
     counter = Counter.options(max_restarts=1).remote()
     assert fastrt.get(counter.add.remote(), timeout=60) == (1, "two")
     nodes.add("three")
     group = fastrt.placement_group([{"CPU": 1, "disk": 1}])
     assert group.wait(10)
-    running = counter.add.remote(0.5)
+    running = counter.add.remote(0.5, tmp_path / "begun")
+    wait_until((tmp_path / "begun").exists, "the call to begin")
     leaving = nodes.leave("two")
     later = [counter.add.remote() for _ in range(3)]
     assert fastrt.get(running, timeout=60) == (2, "two")
