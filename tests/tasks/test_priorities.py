@@ -24,6 +24,11 @@ def note(path, word, until=None):
         threading.Event().wait(0.002)
 
 
+def notes(path, word):
+    note(path, word)
+    yield word
+
+
 class Gate:
     """Keeps the only worker busy until it is opened, and says in which order tasks have run since."""
 
@@ -48,11 +53,12 @@ def test_ready_tasks_are_run_by_priority_and_then_as_submitted(rt, tmp_path, wai
     gate.submit("plain")
     gate.submit("low", priority=-1)
     gate.submit("high", priority=5)
-    gate.submit("generator", priority=4, num_returns="dynamic")
+    generator = fastrt.remote(priority=4, num_returns="dynamic")(notes)
+    gate.refs.append(generator.remote(gate.path, "generator"))
     gate.submit("high2", priority=5, retry_exceptions=[ValueError])
     gate.submit("plain2", priority=0)
     gate.submit("higher", priority=6)
-    rows = fastrt.list_tasks(name="note", state="ready")
+    rows = fastrt.list_tasks(state="ready")
     assert sorted(row["priority"] for row in rows) == [-1, 0, 0, 4, 5, 5, 6]
     assert gate.order() == ["higher", "high", "high2", "generator", "plain", "plain2", "low"]
 
