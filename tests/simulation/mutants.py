@@ -81,6 +81,8 @@ MUTANTS = [
            "        end_abandoned(self._store)\n", "", 137),
     Mutant("export: a small value is sent later than its name", "peer_stream",
            "self.out.follow(partial(self._send_export, ref))", "self.send_when_ready(ref)", 311, "streams"),
+    Mutant("ended: before its result that is another object here has that one's value", "value_traffic",
+           "        if own is not None and own.left:\n", "        if False:\n", 28, "breaks"),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(left - 1, 0)", "left", 10, "losses"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n", 4),

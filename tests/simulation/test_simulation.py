@@ -32,6 +32,11 @@ def test_a_result_that_a_peer_waits_for_keeps_its_source():
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_a_task_ends_with_its_result_that_waits_for_another_object():
+    ran = simulate("--no-shrink", "--mixed", "--family", "breaks", "--seed", "28")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_fault_is_found_and_its_seed_is_printed():
     ran = simulate("--mutant", "release: always of one name", "--seeds", "10", "--mixed", "--first", "--no-shrink")
     assert ran.returncode == 1, ran.stdout + ran.stderr

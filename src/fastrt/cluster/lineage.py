@@ -317,15 +317,19 @@ class Lineage:
     def stand_in(self, task: int) -> StandInResult:
         """Return what seals a stand-in whose value has not arrived: the result of `task`."""
         self.making.add(task)
-        return StandInResult(self._store, self._values, task, on_end=self.making.discard)
+        return StandInResult(self._store, self._values, task, 0, self._stood_in)
+
+    def _stood_in(self, task: int) -> None:
+        core.finish(self._client, task)
+        self.making.discard(task)
 
     def wait_for(self, made: Made, source: ObjectRef) -> None:
         """Use the value of another object of this node once it has one."""
         self._watch(made, (), "", source)
 
-    def result(self, task: int, place: int) -> StandInResult:
-        """Return what seals one result of a task that this process has forwarded; the task does not end with it."""
-        return StandInResult(self._store, self._values, task, place, False)
+    def result(self, task: int, place: int, then: Callable[[int], None]) -> StandInResult:
+        """Return what seals one result of a forwarded task, and then calls `then` with the task."""
+        return StandInResult(self._store, self._values, task, place, then)
 
     def rebuild(self, made: Made, origin: Origin | None, lost: str) -> None:
         """Rebuild an object of a lost node.
@@ -385,8 +389,10 @@ class StandInResult:
         values: the remote values of this node.
         task: the task.
         place: which result.
-        is_last: whether the task ends with it.
-        on_end: called with the task once it has ended.
+        then: called with the task once the result is sealed.
+
+    Attributes:
+        is_dropped: the task is run again, or has ended without this result: nothing is sealed any more.
     """
 
     def __init__(
@@ -394,33 +400,31 @@ class StandInResult:
         store: Store,
         values: RemoteValues,
         task: int,
-        place: int = 0,
-        is_last: bool = True,
-        on_end: Callable[[int], None] = lambda task: None,
+        place: int,
+        then: Callable[[int], None],
     ) -> None:
         self._store = store
         self._client = store.client
         self._values = values
         self._task = task
         self._place = place
-        self._is_last = is_last
-        self._on_end = on_end
-
-    def _finish(self) -> None:
-        if self._is_last:
-            core.finish(self._client, self._task)
-            self._on_end(self._task)
+        self._then = then
+        self.is_dropped = False
 
     def fail(self, error: FastrtError) -> None:
         """Use an error; it never fails because the store is full."""
+        if self.is_dropped:
+            return
         for parts in (serialize(error), NO_ROOM):
             with contextlib.suppress(ObjectStoreFullError):
                 self._store.put_result(self._task, self._place, parts, True, False)
                 break
-        self._finish()
+        self._then(self._task)
 
     def copy_of(self, ref: ObjectRef) -> None:
         """Use the bytes of another object of this node."""
+        if self.is_dropped:
+            return
         kind, error, data = self._store.read(ref, raw=True)
         contains = handles.contained(self._client, ref)
         view = memoryview(data).cast("B")
@@ -428,16 +432,44 @@ class StandInResult:
         if writer is not None:
             writer.copy(0, view)
             writer.seal(contains)
-        self._finish()
+        self._then(self._task)
 
     def point_at(self, source: Source) -> None:
         """Use the source of a remote value."""
+        if self.is_dropped:
+            return
         about = handles.describe(self._client, source.ref)
         where = (about["bytes"], about["kind"], source.exchange.node, source.objref)
         ref = remote.seal_result(self._client, self._task, self._place, *where)
-        self._finish()
+        self._then(self._task)
         if ref is not None:
             self._values.add(source.shared_by(ref))
+
+
+class OwnResults:
+    """The results of a forwarded task that are other objects of this node; each waits until that object has its value.
+
+    Attributes:
+        made: the results.
+        left: how many of them are not sealed.
+        then: called with the task once all are sealed.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[StandInResult] = []
+        self.left = 0
+        self.then: Callable[[int], None] = lambda task: None
+
+    def sealed(self, task: int) -> None:
+        """Count a result that is sealed."""
+        self.left -= 1
+        if not self.left:
+            self.then(task)
+
+    def drop(self) -> None:
+        """Seal none of them any more."""
+        for made in self.made:
+            made.is_dropped = True
 
 
 Made = Replacement | StandInResult

@@ -168,7 +168,7 @@ class Exchange:
                 continue
             self.ledger.take(number)
             self.flows.drop(number)
-            self.traffic.arrivals.drop(sent.task)
+            self.traffic.drop(sent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
             self.end(sent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
             if sent.remote is not None:
@@ -182,7 +182,7 @@ class Exchange:
         if not was_sealed:
             self.flows.drop(number)
             try:
-                core.finish(self._client, sent.task)
+                self.traffic.end(sent.task)
             except RuntimeError as exc:
                 raise PeerError(f"node {self.name} ended a task, but not all its results have arrived") from exc
         if sent.remote is not None:
@@ -193,7 +193,7 @@ class Exchange:
         if sent is None:
             return
         self.flows.drop(message.task)
-        self.traffic.arrivals.drop(sent.task)
+        self.traffic.drop(sent.task)
         if sent.remote is None:
             for _ in range(message.attempts):
                 self.traffic.count_run(sent)

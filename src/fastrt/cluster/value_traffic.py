@@ -23,7 +23,7 @@ from fastrt.cluster.generator_handles import end_abandoned
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.jobs import Jobs
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
-from fastrt.cluster.lineage import Lineage, Origin
+from fastrt.cluster.lineage import Lineage, Origin, OwnResults
 from fastrt.cluster.references import PeerError, StandIn, from_source
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
@@ -159,6 +159,7 @@ class ValueTraffic:
         self.claims = Claiming(
             exchange, tables.remote, tables.kept, self._offer_kept, partial(tables.is_only, exchange)
         )
+        self._own: dict[int, OwnResults] = {}  # by forwarded task
         self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
     def connect(self, native: str, may_claim: bool) -> None:
@@ -199,6 +200,9 @@ class ValueTraffic:
                 self._tables.kept.keep(self._exchange.node, self._exchange.references.claimable())
             self.values.close()
         self.arrivals.clear()
+        for own in self._own.values():
+            own.drop()
+        self._own.clear()
 
     def lose(self, lost: str, peer_leaves: bool) -> None:
         """Handle the values whose bytes the peer has, after the end of the stream.
@@ -342,9 +346,33 @@ class ValueTraffic:
         ref = self._exchange.references.exported_ref(message.yours)
         if ref is None:
             raise PeerError(f"node {self._exchange.name} names object {message.yours:#x}, which it does not hold")
-        made = self._tables.lineage.result(task, message.result)
+        own = self._own.setdefault(task, OwnResults())
+        own.left += 1
+        made = self._tables.lineage.result(task, message.result, own.sealed)
+        own.made.append(made)
         if not self.remote.follow(made, ref):
             made.copy_of(ref)
+
+    def end(self, task: int) -> None:
+        """End a forwarded task that the peer has ended, or let it end with the last result that waits.
+
+        Raises:
+            RuntimeError: results are missing.
+        """
+        own = self._own.pop(task, None)
+        if own is not None and own.left:
+            results = range(core.info(self._client, task)["returns"])
+            if own.left == sum(remote.result_objref(self._client, task, k) != 0 for k in results):
+                own.then = partial(core.finish, self._client)
+                return
+        core.finish(self._client, task)
+
+    def drop(self, task: int) -> None:
+        """Drop the results of a forwarded task, which runs again or is ended by this node."""
+        self.arrivals.drop(task)
+        own = self._own.pop(task, None)
+        if own is not None:
+            own.drop()
 
     def _seal_kept(self, message: Any, task: int) -> None:
         """Seal a result whose value the peer keeps."""
