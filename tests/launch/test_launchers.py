@@ -89,6 +89,12 @@ def test_first_task_on_the_other_node_has_run_within_two_seconds_of_srun(srun, c
     raise AssertionError(f"from srun to the first task, and beside it the start of one process alone: {took}")
 
 
+@pytest.fixture
+def finds_devices(monkeypatch):
+    monkeypatch.setenv("FASTRT_DETECT_DEVICES", "1")
+
+
+@pytest.mark.usefixtures("finds_devices")  # before the environment of the commands is made
 def test_gpus_of_a_slurm_step_are_those_that_tasks_get(srun, program):
     text = (
         "import fastrt, json, os\n"
