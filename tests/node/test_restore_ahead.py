@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,7 @@ def busy(tmp_path, wait_until):
         ref = gate.remote(tmp_path / "started", tmp_path / "end")
         wait_until((tmp_path / "started").exists, "the gate to run")
         yield
+        (tmp_path / "end").touch()  # also after a failure
         fastrt.get(ref)
 
 
@@ -137,6 +139,9 @@ def test_full_store_pushes_nothing_out_for_queued_tasks(busy, tmp_path, wait_unt
     refs = put_arrays(0, 40)
     views = [fastrt.get(ref) for ref in refs if not is_spilled(ref)]
     more = put_arrays(40, 3)
+    counts: deque[int] = deque(maxlen=10)
+    # The daemon may be about to spill more for the last of them.
+    wait_until(lambda: counts.append(spilled_objects()) or counts.count(counts[-1]) == 10, "spilling to end")
     spilled = [ref for ref in refs if is_spilled(ref)]
     inside = [ref for ref in [*refs, *more] if not is_spilled(ref)]
     before = spilled_objects()

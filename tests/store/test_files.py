@@ -135,13 +135,14 @@ def test_values_of_all_kinds_come_back(folder):
     assert len(fastrt.get(write.remote(STORE + 1))) == STORE + 1
 
 
-def test_array_of_empty_is_filled_in_its_file(folder):
+def test_array_of_empty_is_filled_in_its_file(folder, wait_until):
     made = fastrt.empty(2 * STORE, np.uint8)
     made[:] = 4
     ref = fastrt.put(made)
     assert not made.flags.writeable
     assert fastrt.get(total.remote(ref)) == 8 * STORE
     del ref, made
+    wait_until(lambda: files(folder) == 0, "the worker to drop its argument")
     never = fastrt.empty(2 * STORE, np.uint8)
     assert files(folder) == 1
     del never
