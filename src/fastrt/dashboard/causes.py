@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fastrt.dashboard.sections import many
 from fastrt.observe.ended import Outcome
 
 _NEARLY_FULL = 0.9  # of the store
@@ -60,7 +61,7 @@ def advice(load: Load, outcomes: Iterable[Outcome]) -> list[str]:
     found = []
     if load.impossible:
         found.append(
-            f"{_many(load.impossible, 'task or actor', 'tasks and actors')} can never start: no node has the resources "
+            f"{many(load.impossible, 'task or actor', 'tasks and actors')} can never start: no node has the resources "
             "that they demand. The page Nodes shows which; lower the demand or add a node."
         )
     some = list(outcomes)
@@ -100,7 +101,7 @@ def _limit(load: Load) -> str:
         )
     if load.for_values and free > 0 and not load.ready:
         return (
-            f"{_are(load.for_values, 'task')} waiting for values of {_many(running, 'running task')}: the program "
+            f"{_are(load.for_values, 'task')} waiting for values of {many(running, 'running task')}: the program "
             "itself allows no more at once."
         )
     if load.rate >= 1 and free > 0:
@@ -115,9 +116,5 @@ def _limit(load: Load) -> str:
     return "Nothing runs: no task is running or queued."
 
 
-def _many(number: int, what: str, several: str = "") -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
-
-
 def _are(number: int, what: str) -> str:
-    return f"{_many(number, what)} {'is' if number == 1 else 'are'}"
+    return f"{many(number, what)} {'is' if number == 1 else 'are'}"

@@ -16,6 +16,11 @@ _TEXT_MAX = 20_000
 _CELL_MAX = 300
 
 
+def many(number: int, what: str, several: str = "") -> str:
+    """Name a number of things: "1 task", "2,000 tasks"; `several` is the word for more than one, if it is no s more."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
+
+
 def text(name: str, words: str, tone: str = "plain") -> Section:
     """A paragraph.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fastrt.dashboard import sections
 from fastrt.dashboard.pages import stacks, tasks
-from fastrt.dashboard.sections import Section
+from fastrt.dashboard.sections import Section, many
 from fastrt.dashboard.watched import Watched
 from fastrt.observe import listing, reading
 from fastrt.store.client import Store
@@ -22,7 +22,7 @@ def actors(session: Watched, store: Store, args: Mapping[str, str]) -> list[Sect
     return [
         sections.facts("states", [(state, count, "count") for state, count in sorted(states.items())]),
         sections.table(
-            "actors", f"{len(rows):,} actor{'s' * (len(rows) != 1)}", [
+            "actors", many(len(rows), "actor"), [
                 ("actor", "code"), ("class", "text"), ("name", "text"), ("state", "state"), ("pid", "code"),
                 ("calls not ended", "count"), ("restarts", "text"), ("why it is dead", "text"),
             ], (

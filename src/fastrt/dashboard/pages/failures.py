@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fastrt.dashboard import sections
-from fastrt.dashboard.sections import Section
+from fastrt.dashboard.sections import Section, many
 from fastrt.dashboard.watched import Watched
 from fastrt.observe.ended import Failure, grouped
 
@@ -26,7 +26,7 @@ def failures(session: Watched, args: Mapping[str, str]) -> list[Section]:
         return _of_group([one for one in found if chosen.items() <= _names(one).items()])
     return [
         sections.table(
-            "groups", f"{_many(len(found), 'kept failure')} in {_many(len(groups), 'group')}", [
+            "groups", f"{many(len(found), 'kept failure')} in {many(len(groups), 'group')}", [
                 ("error", "message"), ("function", "text"), ("line", "place"), ("failures", "count"),
                 ("retried", "count"), ("mended by a retry", "count"), ("last", "time"),
             ], (
@@ -129,7 +129,3 @@ def _short(one: Failure) -> str:
 
 def _outcome(one: Failure) -> str:
     return "mended" if one.mended else "retried" if one.retried else "failed"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
