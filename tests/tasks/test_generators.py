@@ -43,10 +43,12 @@ def count(n, fail_at=None):
 
 @fastrt.remote
 def gated(folder, n, gate_at=0):
-    """Yields, and waits for the file `gate` in between; tells what it has come to."""
+    """Yields, and waits for the file `gate` in between, says so by `waits`; tells what it has come to."""
     pause = threading.Event()
     try:
         for k in range(n):
+            if k == gate_at:
+                open(f"{folder}/waits", "w").close()
             while k == gate_at and not os.path.exists(f"{folder}/gate"):
                 pause.wait(0.002)
             yield k
@@ -365,6 +367,7 @@ def test_handles_can_be_passed_on_and_shared():
 def test_dropped_handle_closes_the_generator_at_its_next_yield(tmp_path, wait_until):
     generator = gated.remote(str(tmp_path), 1 << 40, 3)
     assert get(next(generator)) == 0
+    wait_until((tmp_path / "waits").exists, "the gate, beyond the item that was read")
     del generator
     (tmp_path / "gate").touch()
     wait_until((tmp_path / "ended").exists, "the generator's end")
