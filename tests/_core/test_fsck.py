@@ -113,6 +113,29 @@ def test_damaged_task_words_are_found(node, client, function, raw):
     node.end([task])
 
 
+def test_damaged_lists_of_waiting_tasks_are_found(node, client, function, raw):
+    first = submission.submit(client, submission.TaskOptions(function), (1,))
+    refs = [submission.submit(client, submission.TaskOptions(function), (first, k)) for k in range(3)]
+    held = [tasks.cancel(client, refs.pop(1))[1]]  # two wait, and are linked both ways
+    node.end(held)
+    one, other = (raw.read(raw.at(ENTRIES, ref.index * ENTRY_BYTES + 28), "I") - 1 for ref in refs)
+    flags, after, before = 82, 68, 88  # in a task's record
+    place = raw.at(TASKS, 0)
+    assert "does not name the last" in damaged(client, raw, place + 256 * one + before, "I", one + 1)[0]
+    assert "does not name the one before" in damaged(client, raw, place + 256 * other + before, "I", other + 1)[0]
+    assert "does not name the last" in damaged(client, raw, place + 256 * one + after, "I", 0)[0]
+    assert "goes on with task" in damaged(client, raw, place + 256 * other + after, "I", 1 << 30)[0]
+    assert "does not wait for it" in damaged(client, raw, place + 256 * other + flags, "B", 1)[0]
+    assert "2 tasks are linked" in damaged(client, raw, raw.at(ENTRIES, first.index * ENTRY_BYTES + 32), "I", 0)[0]
+    node.end([tasks.cancel(client, refs[1])[1]])
+    with changed(raw, place + 256 * one + before, "I", 0):
+        tasks.cancel(client, refs[0])
+        with pytest.raises(ArenaCorrupt, match="a list of waiting tasks is damaged"):
+            handles.put_scalar(client, 1)
+    raw.write(raw.at(ENTRIES, first.index * ENTRY_BYTES + 32), "I", 0)  # it was not taken out
+    node.end([one, tasks.cancel(client, first)[1]])
+
+
 def test_damaged_streams_are_found(node, client, function, raw):
     stream = generators.create(client, 0)
     end = submission.submit(client, submission.TaskOptions(function), (), stream)

@@ -1,6 +1,8 @@
 """The task path in one process: submit, claim, run, finish, retry, cancel; and what is refused."""
 
 import os
+import random
+import time
 
 import pytest
 
@@ -165,7 +167,7 @@ def test_fan_out_of_a_thousand_is_released_at_once(client, function):
     refs = [submit(client, function, first, k) for k in range(1000)]
     tasks.finish_scalar(client, next_task(client), 1)
     assert tasks.queued(client) == 1000
-    assert sorted(run_all(client)) == list(range(1, 1001))
+    assert run_all(client) == list(range(1, 1001))  # in the order in which they began to wait
     assert sorted(handles.read_scalars(client, refs, None)) == list(range(1, 1001))
 
 
@@ -247,15 +249,37 @@ def test_cancel_of_a_ready_task_hands_it_over(node, client, function):
     assert tasks.cancel(client, ref) == ("done", 0, 0)
 
 
-def test_cancel_of_a_waiting_task_takes_it_out_of_the_list(node, client, function):
+@pytest.mark.parametrize("seed", range(4))
+def test_cancel_of_waiting_tasks_takes_them_out_of_their_list(node, client, function, seed):
+    """Any of them, in any order, and others begin to wait in between; those that stay run in order."""
+    rng = random.Random(seed)
     first = submit(client, function, 1)
-    waiting = [submit(client, function, first, k) for k in range(5)]
-    for k in (2, 0, 4):
-        what, task, _ = tasks.cancel(client, waiting[k])
-        assert what == "ending"
-        node.end([task])
-    assert sorted(run_all(client)) == [1, 2, 4]
-    assert [handles.read(client, ref)[1] for ref in waiting] == [True, False, True, False, True]
+    waiting, gone = [], []
+    for k in range(60):
+        waiting.append((k, submit(client, function, first, k)))
+        if len(waiting) > 3 and rng.random() < 0.7:
+            _, ref = waiting.pop(rng.choice((0, -1, rng.randrange(len(waiting)))))
+            what, task, _ = tasks.cancel(client, ref)
+            assert what == "ending"
+            node.end([task])
+            gone.append(ref)
+        assert fsck.fsck(client, quiet=True) == []
+    assert run_all(client) == [1, *(k + 1 for k, _ in waiting)]
+    assert all(handles.read(client, ref)[1] for ref in gone)
+
+
+def test_cancelling_many_tasks_that_wait_for_one_object_takes_linear_time(make_node):
+    """A search from one end of their list took 60 s for 100,000 of them."""
+    node = make_node(256 << 20, tasks_max=100_100, objects_max=200_300)
+    client = node.client
+    function = handles.put_scalar(client, b"f")
+    first = submit(client, function, 1)
+    waiting = [submit(client, function, first, k) for k in range(100_000)]
+    start = time.perf_counter()
+    for ref in waiting[::2] + waiting[::-2]:
+        node.end([tasks.cancel(client, ref)[1]])
+    assert time.perf_counter() - start < 10
+    assert run_all(client) == [1]
 
 
 def test_error_of_a_cancelled_task_releases_those_that_wait_for_it(node, client, function):

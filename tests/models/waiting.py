@@ -1,9 +1,9 @@
 """Tasks that wait for their arguments: waiter lists under the links lock against sealers who look without it.
 
-Two task records, two results. `word`, `next`, `dep` (the result it is linked to), `linked`, `need` are per task,
-`object`, `waiter` per result; `queued` is a ghost for the ready queue. Scenario `chain`: task 0 needs result 0,
-task 1 needs both; two workers seal them. Scenario `cancel`: task 0 is cancelled while it waits, its record then
-serves a task that needs result 1; one worker seals both.
+Two task records, two results. `word`, `next`, `before` (of the first task: the last one), `dep` (the result it is
+linked to), `linked`, `need` are per task, `object`, `waiter` per result; `queued` is a ghost for the ready queue.
+Scenario `chain`: task 0 needs result 0, task 1 needs both; two workers seal them. Scenario `cancel`: task 0 is
+cancelled while it waits, its record then serves a task that needs result 1; one worker seals both.
 """
 
 from collections.abc import Callable
@@ -40,23 +40,33 @@ def peek(s: Memory, t: int) -> tuple:
 
 
 def link(s: Memory, t: int, i: int) -> None:
-    put(s, "next", t, s["waiter"][i])
+    head = s["waiter"][i]
+    last = s["before"][head - 1] if head else 0
+    put(s, "next", t, 0)
+    put(s, "before", t, last or t + 1)
+    if last:
+        put(s, "next", last - 1, t + 1)
+        put(s, "before", head - 1, t + 1)
     put(s, "linked", t, 1)
     put(s, "dep", t, i)
-    put(s, "waiter", i, t + 1)
+    put(s, "waiter", i, head or t + 1)
 
 
 def unlink(s: Memory, t: int) -> None:
-    i = s["dep"][t]
-    if s["waiter"][i] == t + 1:
-        put(s, "waiter", i, s["next"][t])
-    elif s["waiter"][i] and s["next"][s["waiter"][i] - 1] == t + 1:
-        put(s, "next", s["waiter"][i] - 1, s["next"][t])
+    head = s["waiter"][s["dep"][t]]
+    if head == t + 1:
+        put(s, "waiter", s["dep"][t], leave(s, t))
+    elif s["before"][t] and s["next"][s["before"][t] - 1] == t + 1:
+        put(s, "next", s["before"][t] - 1, s["next"][t])
+        put(s, "before", (s["next"][t] or head) - 1, s["before"][t])
     put(s, "linked", t, 0)
 
 
 def leave(s: Memory, t: int) -> int:
+    """Take the first task of a list out of it; return the next."""
     put(s, "linked", t, 0)
+    if s["next"][t]:
+        put(s, "before", s["next"][t] - 1, s["before"][t])
     return s["next"][t]
 
 
@@ -79,7 +89,8 @@ class Waiting(Model):
     def memory(self) -> Memory:
         n = len(self.programs())
         return {
-            "word": ((NEW, 0), (NEW, 0)), "next": (0, 0), "dep": (-1, -1), "linked": (0, 0), "need": ((0,), (0, 1)),
+            "word": ((NEW, 0), (NEW, 0)), "next": (0, 0), "before": (0, 0), "dep": (-1, -1), "linked": (0, 0),
+            "need": ((0,), (0, 1)),
             "object": ("PENDING", "PENDING"), "waiter": (0, 0), "queued": 0, "sealing": (0,) * n, "pushing": (0,) * n,
             "links": 0, "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
         }  # fmt: skip
@@ -97,13 +108,17 @@ class Waiting(Model):
         if s["links"]:
             return None
         for i in (0, 1):
-            seen, t = 0, s["waiter"][i] - 1
+            seen, t, before = 0, s["waiter"][i] - 1, 0
             while t >= 0:
                 if seen >> t & 1:
                     return "a waiter list is a circle"
                 if s["word"][t][0] not in (WAITING, ENDING) or s["dep"][t] != i:
                     return f"the list of result {i} has task {t}, which does not wait for it"
-                seen, t = seen | 1 << t, s["next"][t] - 1
+                if before and s["before"][t] != before:
+                    return f"task {t} does not name the one before it"
+                seen, t, before = seen | 1 << t, s["next"][t] - 1, t + 1
+            if before and s["before"][s["waiter"][i] - 1] != before:
+                return f"the first task that waits for result {i} does not name the last"
         return None
 
     def quiet(self, s: Memory, asleep: list[str]) -> str | None:
@@ -137,12 +152,12 @@ class Waiting(Model):
             if i not in need:
                 continue
             if (yield at(L + "_advance: if frt_word_state(a64_load_sc"), get, "object", i) == "PENDING":
-                yield at(L + "_advance: a32_store_sc(&x.entries[i].waiter, t + 1)"), link, t, i
+                yield at(L + "_advance: _append(x, &x.entries[i].waiter, t)"), link, t, i
                 if self.no("state is read again after linking"):
                     return
                 if (yield at(L + "_advance: if frt_word_state(a64_load_sc"), get, "object", i) == "PENDING":
                     return
-                yield at(L + "_advance: a32_store_sc(&x.entries[i].waiter, task.waiter)"), unlink, t
+                yield at(L + "_advance: _take(x, &x.entries[i].waiter, t)"), unlink, t
         if not self.no("hand-over to the queue is announced"):
             yield at(L + "_advance: pushing, t + 1"), put, "pushing", me, t + 1
         if self.no("READY by swap"):
@@ -160,19 +175,19 @@ class Waiting(Model):
     def unwait(self, me: int, t: int) -> Program:
         yield from self.lock_links(me)
         if (yield at(L + "_unlink: FRT_TASK_LINKED"), get, "linked", t):
-            yield at(L + "_unlink: at[0] = task.waiter"), unlink, t
+            yield at(L + "_unlink: _take(x, &x.entries[i].waiter, t)"), unlink, t
         yield at(L + "links_unwait: _unlock"), unlock, "links"
 
     def tell(self, me: int, i: int) -> Program:
         if not (yield at(L + "links_sealed: .waiter) == 0"), get, "waiter", i):
             return
         yield from self.lock_links(me)
-        waiter = yield at(L + "links_sealed: waiter = a32_load_rlx(&x.entries[i].waiter"), get, "waiter", i
+        waiter = yield at(L + "links_sealed: waiters = a32_load_rlx(&x.entries[i].waiter"), get, "waiter", i
         if not self.no("list is detached"):
             yield at(L + "links_sealed: a32_store_sc(&x.entries[i].waiter, 0)"), put, "waiter", i, 0
         while waiter:
             t = waiter - 1
-            waiter = yield at(L + "links_sealed: waiter = x.tasks[t].waiter"), leave, t
+            waiter = yield at(L + "links_sealed: _take(x, &waiters, t)"), leave, t
             yield from self.advance(me, t)
         yield at(L + "links_sealed: _unlock"), unlock, "links"
 

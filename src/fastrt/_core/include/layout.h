@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 8
+#define FRT_LAYOUT_VERSION 9
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -112,7 +112,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_OWNER_TASK 0x80000000u /* an owner word is entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to this size live in the entry itself */
 #define FRT_PATH_STEP 0x9E3779B97F4A7C15ULL /* odd: sums of its powers with small factors all differ */
-#define FRT_TASK_INLINE_BYTES 168
+#define FRT_TASK_INLINE_BYTES 160
 #ifdef FRT_FAILPOINTS /* small sizes, so that the small workloads of a kill test reach every growth step */
 #define FRT_COMMIT_RECORDS 64
 #define FRT_COMMIT_BYTES (1u << 18)
@@ -361,14 +361,14 @@ typedef struct {
                        * `waiter` (index + 1) and `dep` (generation) name the previous call in the mailbox */
     uint16_t kind;    /* how the arguments are encoded */
     uint8_t flags;    /* * FRT_TASK_COUNTED, FRT_TASK_LINKED */
-    uint8_t attempts; /* * runs started */
-    uint8_t retries;  /* runs allowed beyond the first */
+    uint8_t attempts, retries; /* attempts: * runs started; retries: runs allowed beyond the first */
     uint8_t signal;   /* * the signal that ended the last attempt */
     union {
         uint16_t caller; /* of a call: the client that made it; calls of one caller keep their order */
         struct { uint8_t hops; int8_t priority; }; /* of a task: times it was forwarded; priority if RANKED */
     };
-    char inlined[FRT_TASK_INLINE_BYTES];
+    uint32_t before, spare; /* before: * the task before it in that list, index + 1; of the first task, the last one */
+    char inlined[FRT_TASK_INLINE_BYTES]; /* aligned to 8 bytes */
 } frt_task;
 
 /* A task with DEMAND needs resources: the last of its ndeps names the object that lists them. Only the daemon makes

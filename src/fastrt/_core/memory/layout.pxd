@@ -139,7 +139,8 @@ cdef extern from "layout.h" nogil:
         uint16_t caller
         uint8_t hops
         int8_t priority
-        char inlined[168]
+        uint32_t before
+        char inlined[160]
 
     ctypedef struct frt_ranked:
         uint64_t key, cell

@@ -5,10 +5,12 @@ One robust lock (the links lock) protects two derived structures:
   counted    how many containers and unfinished tasks name an entry. A record whose refs are counted carries a
              COUNTED flag, set in the same critical section; after a death inside it, all counts are rebuilt
              from the flagged records.
-  waiters    per unsealed entry the list of tasks that wait for it. A task waits for one argument at a time:
-             when that is sealed, its arguments are read again, and it either waits for the next unsealed one
-             or becomes READY by one compare-and-swap. So there is no counter of missing arguments that could be
-             wrong. A task's LINKED flag says that it is in a list, so several processes may ask for the linking.
+  waiters    per unsealed entry the list of tasks that wait for it, the one that waits longest first. A task waits for
+             one argument at a time: when that is sealed, its arguments are read again, and it either waits for the
+             next unsealed one or becomes READY by one compare-and-swap. So there is no counter of missing arguments
+             that could be wrong. A task's LINKED flag says that it is in a list, so several processes may ask for the
+             linking. A list is linked both ways, and the first task's `before` is the last: a task is added at the
+             end and taken from any place in constant time.
 A task that demands resources and has its arguments enters one more list, `held`, instead of the queue. The process
 that admits it queues it.
 """
@@ -143,6 +145,42 @@ cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
     return rc
 
 
+cdef inline void _append(frt_ctx *x, uint32_t *list, uint32_t t) noexcept nogil:
+    """Under the lock: add a task at the end of a list."""
+    cdef frt_task *task = x.tasks + t
+    cdef uint32_t head = list[0]
+    task.waiter, task.before = 0, t + 1
+    if 0 < head <= x.tasks_max and 0 < x.tasks[head - 1].before <= x.tasks_max:
+        task.before = x.tasks[head - 1].before
+        x.tasks[task.before - 1].waiter = t + 1
+        x.tasks[head - 1].before = t + 1
+    elif head:
+        frt_broken(x, "a list of waiting tasks is damaged")
+    else:
+        head = t + 1
+    task.flags |= FRT_TASK_LINKED
+    a32_store_sc(list, head)
+
+
+cdef bint _take(frt_ctx *x, uint32_t *list, uint32_t t) noexcept nogil:
+    """Under the lock: take a task out of the list that it is in; whether it was there."""
+    cdef frt_task *task = x.tasks + t
+    cdef uint32_t head = list[0]
+    cdef uint32_t before = task.before
+    cdef uint32_t after = task.waiter
+    task.flags &= ~FRT_TASK_LINKED
+    if head == 0 or head > x.tasks_max or before == 0 or before > x.tasks_max or after > x.tasks_max or \
+            head != t + 1 and x.tasks[before - 1].waiter != t + 1:
+        frt_broken(x, "a list of waiting tasks is damaged")
+        return False
+    if head == t + 1:
+        a32_store_sc(list, after)
+    else:
+        x.tasks[before - 1].waiter = after
+    x.tasks[(after if after else head) - 1].before = before
+    return True
+
+
 cdef void _advance(frt_ctx *x, uint32_t t, bint first) noexcept nogil:
     """Under the lock: let a WAITING task wait for its next unsealed argument; if all are sealed, make it READY.
 
@@ -164,20 +202,15 @@ cdef void _advance(frt_ctx *x, uint32_t t, bint first) noexcept nogil:
             frt_broken(x, "a waiting task names an impossible object")
             return
         if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
-            task.waiter = a32_load_rlx(&x.entries[i].waiter)
-            task.flags |= FRT_TASK_LINKED
-            a32_store_sc(&x.entries[i].waiter, t + 1)
+            _append(x, &x.entries[i].waiter, t)
             # A sealer stores the state and then reads the waiters; here it is the other way round.
             if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
                 return
-            a32_store_sc(&x.entries[i].waiter, task.waiter)
-            task.flags &= ~FRT_TASK_LINKED
+            _take(x, &x.entries[i].waiter, t)
         dep += 1
         task.dep = dep
     if task.flags & FRT_TASK_DEMAND:
-        task.waiter = a32_load_rlx(&x.sb.held)
-        task.flags |= FRT_TASK_LINKED
-        a32_store_sc(&x.sb.held, t + 1)
+        _append(x, &x.sb.held, t)
         links_tell_held(x)
         return
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if this process dies before
@@ -209,24 +242,15 @@ cdef void _unlink(frt_ctx *x, uint32_t t) noexcept nogil:
     """Under the lock: remove a task from the list that it is in, if it is in one."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
-    cdef uint32_t *at
-    cdef uint32_t i, dep, waiter
-    cdef uint32_t left = x.tasks_max
+    cdef uint32_t i
     if task.flags & FRT_TASK_LINKED:
-        dep = task.dep
-        i = body.refs[dep].index if frt_task_body(x, t, &body) and dep < body.ndeps else FRT_NONE
-        at = &x.entries[i].waiter if i < x.objects_max else &x.sb.held if task.flags & FRT_TASK_DEMAND else NULL
-        waiter = at[0] if at != NULL else 0
-        while waiter != 0 and waiter != t + 1:
-            left -= 1
-            if waiter > x.tasks_max or left == 0:
-                frt_broken(x, "a list of waiting tasks is damaged")
-                break
-            at = &x.tasks[waiter - 1].waiter
-            waiter = at[0]
-        if waiter == t + 1:
-            at[0] = task.waiter
-        task.flags &= ~FRT_TASK_LINKED
+        i = body.refs[task.dep].index if frt_task_body(x, t, &body) and task.dep < body.ndeps else FRT_NONE
+        if i < x.objects_max:
+            _take(x, &x.entries[i].waiter, t)
+        elif task.flags & FRT_TASK_DEMAND:
+            _take(x, &x.sb.held, t)
+        else:
+            task.flags &= ~FRT_TASK_LINKED
 
 
 cdef void links_tell_held(frt_ctx *x) noexcept nogil:
@@ -258,9 +282,7 @@ cdef int links_take_held(frt_ctx *x) noexcept nogil:
     elif t == 0:
         rc = FRT_NOT_FOUND
     else:
-        a32_store_sc(&x.sb.held, x.tasks[t - 1].waiter)
-        x.tasks[t - 1].flags &= ~FRT_TASK_LINKED
-        rc = <int>t - 1
+        rc = <int>t - 1 if _take(x, &x.sb.held, t - 1) else FRT_CORRUPT
     _unlock(x)
     return rc
 
@@ -305,7 +327,7 @@ cdef void links_relist(frt_ctx *x) noexcept nogil:
 
 cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     """Advance the tasks that wait for entry i, which was just sealed."""
-    cdef uint32_t t, waiter
+    cdef uint32_t t, waiters
     cdef uint32_t left = x.tasks_max
     cdef bint first
     if a32_load_sc(&x.entries[i].waiter) == 0:
@@ -315,17 +337,16 @@ cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     _lock_surely(x)
     # Detach the list first: the entry may have been freed and reused meanwhile, and then a task of the old list
     # that also waits for the new object links itself again.
-    waiter = a32_load_rlx(&x.entries[i].waiter)
+    waiters = a32_load_rlx(&x.entries[i].waiter)
     a32_store_sc(&x.entries[i].waiter, 0)
-    while waiter:
-        if waiter > x.tasks_max or left == 0:
-            frt_broken(x, "a list of waiting tasks is damaged")
-            break
+    while 0 < waiters <= x.tasks_max and left:
         left -= 1
-        t = waiter - 1
-        waiter = x.tasks[t].waiter
-        x.tasks[t].flags &= ~FRT_TASK_LINKED
+        t = (x.tasks[waiters - 1].before if first else waiters) - 1  # in turn; those that go to the front end with it
+        if t >= x.tasks_max or not _take(x, &waiters, t):
+            break
         _advance(x, t, first)
+    if waiters:
+        frt_broken(x, "a list of waiting tasks is damaged")
     _unlock(x)
 
 

@@ -283,20 +283,41 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
     return bad
 
 
-cdef list _check_held(frt_ctx *x):
-    """Check the list of tasks that wait for admission."""
-    cdef uint32_t t = x.sb.held
-    cdef uint32_t left = frt_tasks(x)
-    while t:
-        if t > frt_tasks(x) or left == 0:
-            return [f"the list of held tasks goes on with task {<int>t - 1} after {frt_tasks(x) - left} others"]
-        t -= 1
-        if not x.tasks[t].flags & FRT_TASK_DEMAND or not x.tasks[t].flags & FRT_TASK_LINKED or \
-                frt_word_state(x.task_words[t]) != FRT_TASK_WAITING or x.tasks[t].dep != x.tasks[t].ndeps:
-            return [f"task {t} is on the list of held tasks and is not held"]
-        left -= 1
-        t = x.tasks[t].waiter
-    return []
+cdef object _list_problem(frt_ctx *x, uint32_t head, uint32_t i, uint32_t *found):
+    """Count the tasks that wait for entry i (FRT_NONE: for admission); return the problem of their list, or None."""
+    cdef uint32_t t, after = head, before = 0
+    cdef frt_body body
+    name = "the list of held tasks" if i == <uint32_t>FRT_NONE else f"the list of tasks that wait for object {i}"
+    while after:
+        if after > frt_tasks(x) or found[0] == frt_tasks(x):
+            return f"{name} goes on with task {<int>after - 1} after {found[0]} others"
+        t = after - 1
+        if not x.tasks[t].flags & FRT_TASK_LINKED or not frt_task_body(x, t, &body) or \
+                frt_word_state(x.task_words[t]) != FRT_TASK_WAITING or \
+                (body.refs[x.tasks[t].dep].index if x.tasks[t].dep < body.ndeps else <uint32_t>FRT_NONE) != i:
+            return f"{name} has task {t}, which does not wait for it"
+        if before and x.tasks[t].before != before:
+            return f"task {t} in {name} does not name the one before it"
+        before, after = after, x.tasks[t].waiter
+        found[0] += 1
+    if head and x.tasks[head - 1].before != before:
+        return f"the first task in {name} does not name the last"
+    return None
+
+
+cdef list _check_lists(frt_ctx *x):
+    """Check the lists of tasks that wait for an object or for admission: each task that says so is in one."""
+    cdef uint32_t i, t, found = 0, linked = 0
+    cdef list bad = [_list_problem(x, x.sb.held, FRT_NONE, &found)]
+    for i in range(frt_objects(x)):
+        if x.entries[i].waiter and frt_word_state(frt_state(x, i)[0]) == FRT_OBJ_PENDING:
+            bad.append(_list_problem(x, x.entries[i].waiter, i, &found))
+    bad = [problem for problem in bad if problem is not None]
+    for t in range(frt_tasks(x)):
+        linked += (x.tasks[t].flags & FRT_TASK_LINKED) != 0 and frt_word_state(x.task_words[t]) == FRT_TASK_WAITING
+    if not bad and linked != found:
+        bad.append(f"{linked} tasks are linked in a list of waiting tasks, and the lists have {found}")
+    return bad
 
 
 cdef list _check_outcomes(frt_ctx *x):
@@ -401,7 +422,7 @@ def fsck(Client client, bint quiet=False):
         bad += _check_objects(x, counted, quiet)
         if quiet:
             bad += _check_bodies(x)
-            bad += _check_held(x)
+            bad += _check_lists(x)
             bad += _check_streams(x)
             bad += _check_files(x)
         bad += _check_tasks(x, quiet)

@@ -69,7 +69,6 @@ def take_held(Client client):
             break
         check(t)
         found.append((t, x.tasks[t].id))
-    found.reverse()
     return found
 
 
