@@ -367,11 +367,11 @@ def test_forked_child_cannot_use_the_parents_mapping_but_reads_its_views(node, c
 # ---- a full /dev/shm ----
 
 
-def run_code(code: str, shm_bytes: int | None = None) -> str:
+def run_code(code: str, shm_bytes: int | None = None, options: str = "rw") -> str:
     """The value of `answer` after `code` has run in a process of its own, with a /dev/shm of its own if asked for."""
     command = [sys.executable, "-c", f"{textwrap.dedent(code)}\nprint(answer)"]
     if shm_bytes is not None:
-        mount = f'mount -t tmpfs -o size={shm_bytes} tmpfs /dev/shm && exec "$@"'
+        mount = f'mount -t tmpfs -o {options},size={shm_bytes} tmpfs /dev/shm && exec "$@"'
         unshare = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
         command = [*unshare, "sh", "-c", mount, "sh", *command]
     environ = {**os.environ, "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
@@ -406,6 +406,24 @@ def test_create_in_a_full_shm_says_what_to_do():
     answer = run_code(code, 64 << 10)
     assert "--shm-size" in answer
     assert "bytes free" in answer
+    assert answer.endswith("[]")
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "why"), [("ro", "-1", "Read-only file system"), ("rw", "1 << 20", "1048576 bytes (ulimit -f)")]
+)
+def test_refusal_of_the_kernel_names_the_file(options, limit, why):
+    code = PRELUDE + textwrap.dedent(f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
+        try:
+            attach(store_bytes=1 << 30)
+        except OSError as exc:
+            answer = f"{{exc}} {{os.listdir('/dev/shm')}}"
+    """)
+    answer = run_code(code, 1 << 20, options)
+    assert answer.startswith("cannot make /dev/shm/fastrt-")
+    assert why in answer
     assert answer.endswith("[]")
 
 

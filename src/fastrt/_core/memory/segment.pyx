@@ -25,7 +25,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.shm cimport map_aligned, open_shm, unlink_shm
+from fastrt._core.memory.shm cimport create_shm, map_aligned, open_shm, unlink_shm
 from fastrt._core.memory.trace cimport frt_trace_ticks
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -346,7 +346,7 @@ cdef class Segment:
             A mapped `Segment`.
         Raises:
             ValueError: a size is out of range.
-            ObjectStoreFullError: /dev/shm has no room even for the tables.
+            ObjectStoreFullError, OSError: /dev/shm has no room even for the tables; the kernel refuses the file.
         """
         store_bytes = operator.index(store_bytes)
         if not STORE_BYTES_MIN <= store_bytes <= STORE_BYTES_MAX:
@@ -376,7 +376,7 @@ cdef class Segment:
         sb.static_crc = zlib.crc32((<char *>&sb)[:FRT_STATIC_BYTES])
         cdef Segment self = Segment.__new__(Segment)
         self.name = f"{NAME_PREFIX}{sb.session[0]:016x}{sb.session[1]:016x}"
-        cdef int fd = open_shm(self.name, sb.total_bytes)
+        cdef int fd = create_shm(self.name, sb.total_bytes)
         try:
             self._map(fd, &sb)
             self._initialise(&sb, trace)

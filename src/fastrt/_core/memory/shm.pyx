@@ -1,6 +1,7 @@
 """Shared-memory objects by name: posix_ipc opens them where it is installed, `shm_open` elsewhere."""
 
 import os
+import resource
 
 try:
     import posix_ipc
@@ -53,6 +54,16 @@ cdef int open_shm(str name, uint64_t create_bytes=0) except -1:
             shm_unlink(path)
             raise
     return fd
+
+
+cdef int create_shm(str name, uint64_t nbytes) except -1:
+    """Make a shared-memory object of nbytes, with mode 0600; an OSError names it and what may be in the way."""
+    try:
+        return open_shm(name, nbytes)
+    except OSError as e:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        advice = "" if limit == resource.RLIM_INFINITY else f"; files are limited to {limit} bytes (ulimit -f)"
+        raise OSError(f"cannot make /dev/shm{name} of {nbytes} bytes: {e}{advice}") from None
 
 
 cdef bint unlink_shm(str name) except -1:
