@@ -21,7 +21,7 @@ REFUSED: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("ClientBuilder", "client", "client_builder"), _RAY_CLIENT),
         **dict.fromkeys(("_config", "_common", "core", "internal", "widgets"), _PRIVATE),
-        **dict.fromkeys(("cluster_utils", "dashboard", "job_config", "job_submission", "scripts"), _CLUSTER),
+        **dict.fromkeys(("dashboard", "job_config", "job_submission", "scripts"), _CLUSTER),
     },
     "ray.util": {
         **dict.fromkeys(("connect", "disconnect", "client", "client_connect"), _RAY_CLIENT),
