@@ -9,6 +9,7 @@ from ray.util.state import (
     get_actor,
     get_node,
     get_objects,
+    get_task,
     list_actors,
     list_jobs,
     list_nodes,
@@ -22,6 +23,11 @@ from ray.util.state import (
 )  # fmt: skip
 
 ray.init(num_cpus=4, ignore_reinit_error=True)
+
+
+@ray.remote
+def half(x):
+    return x // 2 if x else 1 // x
 
 
 @ray.remote
@@ -62,6 +68,13 @@ print(task.name, task.type, task.task_id == call.task_id().hex(), task.attempt_n
 counts = summarize_tasks()["cluster"]["summary"]["Listed.stay"]["state_counts"]
 print(counts["RUNNING"], summarize_actors()["cluster"]["summary"]["Listed"]["state_counts"]["ALIVE"])
 
+good, bad = half.remote(2), half.options(max_retries=0).remote(0)
+print(until(lambda: len(ray.wait([good, bad], num_returns=2, timeout=0)[0]) == 2))
+print(until(lambda: summarize_tasks()["cluster"]["summary"]["half"]["state_counts"] == {"FINISHED": 1, "FAILED": 1}))
+print(until(lambda: get_task(good).state == "FINISHED"), get_task(bad).name, get_task(bad).state, get_task(ray.put(1)))
+print([row.error_type for row in list_tasks(filters=[("name", "=", "half"), ("state", "!=", "FINISHED")])])
+print(get_task(bad).job_id == list_jobs()[0].job_id, get_task(bad).task_id == bad.task_id().hex())
+
 value = ray.put(b"x" * 200_000)
 print(get_objects(value.hex())[0].object_size >= 200_000, len(list_objects(limit=2)) <= 2)
 print(summarize_objects()["cluster"]["total_objects"] >= 1)
@@ -78,6 +91,11 @@ ray.kill(listed)
 # True
 # Listed.stay ACTOR_TASK True 0
 # 1 1
+# True
+# True
+# True half FAILED None
+# ['TASK_EXECUTION_EXCEPTION']
+# True True
 # True True
 # True
 # True ['CREATED']

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastrt._core.memory import clients
+from fastrt.errors import UnsupportedError
 from fastrt.ids import ActorID, JobID, NodeID, TaskID, WorkerID
+from fastrt.observe.ended import outcomes
 from fastrt.ray.cluster import nodes
+from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.ray.util.placement_group import placement_group_table
 from fastrt.ray.util.state.common import (
@@ -68,18 +72,27 @@ def list_tasks(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[TaskState]:  # fmt: skip
-    """Return the tasks and calls that have not ended; arguments as for `list_actors`.
+    """Return the tasks and calls that have not ended, then the kept failures that no retry followed, newest first.
 
-    With the filter ("state", "=", "FAILED") they are the kept failures that no retry followed, newest first.
+    Args:
+        address, filters, limit, timeout, detail, raise_on_missing_output, _explain: as for `list_actors`.
+    Raises:
+        UnsupportedError: the filter wants finished tasks, of which no record is kept.
+        ValueError: as `list_actors`.
     """
-    if any(tuple(one) == ("state", "=", "FAILED") for one in filters or ()):
-        rows = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
-        return _select(TaskState, map(_failed, rows), filters, limit)
-    pending = _rows("tasks", timeout)
+    states = {str(value).upper() for name, operator, value in filters or () if (name, operator) == ("state", "=")}
+    if "FINISHED" in states:
+        why = "no record of a task that has succeeded is kept; summarize_tasks() counts them, get_task(ref) finds one"
+        raise UnsupportedError(refuse('list_tasks with the filter ("state", "=", "FINISHED")', why))
+    pending = [] if states == {"FAILED"} else _rows("tasks", timeout)
+    failed: list[dict[str, Any]] = []
+    if not states or "FAILED" in states:
+        failed = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
     actors = _rows("actors", timeout) if any(row["actor"] is not None for row in pending) else []
     ids = {(row.get("node"), row["actor"]): ActorID.widened(row["actor_id"]).hex() for row in actors}
-    found = [_task(row, ids.get((row.get("node"), row["actor"]))) for row in pending]
-    return _select(TaskState, found, filters, limit)
+    job = _only_job()
+    found = [_task(row, ids.get((row.get("node"), row["actor"])), job) for row in pending]
+    return _select(TaskState, [*found, *(_failed(row, job) for row in failed)], filters, limit)
 
 
 def list_objects(
@@ -145,9 +158,23 @@ def get_actor(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _e
 
 
 def get_task(id: str | ObjectRef, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
-    """Return the task with that id, or the one that makes a reference's value; None if it has ended."""
-    wanted = id.task_id() if isinstance(id, ObjectRef) else id
-    return _first(list_tasks(filters=[("task_id", "=", wanted)], timeout=timeout))
+    """Return the task with that id, or the one that makes a reference's value.
+
+    Of a task that has succeeded only the state is known, and only while its result exists; else None. So it is of one
+    that failed and has several results, if another one than the last is asked for, or whose failure is not kept any
+    more.
+    """
+    wanted = TaskID.widened(id.task_id() if isinstance(id, ObjectRef) else id)
+    result = id.hex() if isinstance(id, ObjectRef) else wanted.hex()[:16]
+    task_id = TaskID.widened(f"{int(result, 16) + 1:016x}")  # of its record: drawn after the results
+    for row in list_tasks(limit=0, timeout=timeout):
+        if row.task_id == wanted or (row.state == "FAILED" and row.task_id == task_id):
+            return replace(row, task_id=wanted.hex())
+    for about in rows_of("objects", limit=1, all_nodes=True, timeout=timeout, object_id=result, what="result"):
+        if about["state"] != "pending":
+            state = "FAILED" if about["error"] else "FINISHED"
+            return TaskState(wanted.hex(), 0, "", state, "NORMAL_TASK", "", job_id=_only_job())
+    return None
 
 
 def get_node(id: str, address: str | None = None, timeout: int = _TIMEOUT_S, _explain: bool = False) -> Any:
@@ -173,13 +200,20 @@ def get_placement_group(id: str, address: str | None = None, timeout: int = _TIM
 def summarize_tasks(
     address: str | None = None, timeout: int = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """Return the numbers of unfinished tasks by their name and state."""
-    rows = list_tasks(limit=0, timeout=timeout)
-    summary = {
+    """Return the numbers of tasks by their name and state; FINISHED and FAILED are of tasks that ended on this node."""
+    rows = [row for row in list_tasks(limit=0, timeout=timeout) if row.state != "FAILED"]
+    summary: dict[str, dict[str, Any]] = {
         name: {"func_or_class_name": name, "type": kind, "state_counts": states}
         for (name, kind), states in _counted(rows, "func_or_class_name", "type").items()
     }
     kinds = Counter(row.type for row in rows)
+    for one in outcomes(store_client.require()):
+        name = inner_name(one.name)
+        kind = "ACTOR_TASK" if "." in name else "NORMAL_TASK"
+        about = summary.setdefault(name, {"func_or_class_name": name, "type": kind, "state_counts": {}})
+        ended = {"FINISHED": one.succeeded, "FAILED": one.failed + one.cancelled + one.crashed}
+        about["state_counts"] |= {state: count for state, count in ended.items() if count}
+        kinds[kind] += one.ended
     totals = {"total_tasks": kinds["NORMAL_TASK"], "total_actor_tasks": kinds["ACTOR_TASK"], "total_actor_scheduled": 0}
     return {"cluster": {"summary": summary, **totals, "summary_by": "func_name"}}
 
@@ -210,6 +244,13 @@ def summarize_objects(
     return {"cluster": {"summary": summary, **totals, "callsite_enabled": recorded, "summary_by": "callsite"}}
 
 
+def _only_job() -> str | None:
+    """The id of the job that all tasks of this node belong to; None where several programs, or nodes, are at work."""
+    store = store_client.require()
+    drivers = [row for row in clients.table(store.client.segment) if row["kind"] == clients.KIND_DRIVER]
+    return JobID.from_int(store.client.working_job).hex() if len(drivers) == len(nodes()) == 1 else None
+
+
 def _rows(what: str, timeout: float) -> list[dict[str, Any]]:
     return rows_of(what, limit=0, all_nodes=True, timeout=timeout)
 
@@ -230,23 +271,23 @@ def _actor(row: dict[str, Any]) -> ActorState:
     )  # fmt: skip
 
 
-def _task(row: dict[str, Any], actor_id: str | None) -> TaskState:
+def _task(row: dict[str, Any], actor_id: str | None, job_id: str | None) -> TaskState:
     state = "PENDING_NODE_ASSIGNMENT" if row["waits_for"] == "resources" else _TASKS[row["state"]]
     kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
     runs = row["pid"] is not None
     name = inner_name(row["name"])
     return TaskState(
         TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, name, state, kind, name,
-        actor_id=actor_id, node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        job_id=job_id, actor_id=actor_id, node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
     )  # fmt: skip
 
 
-def _failed(row: dict[str, Any]) -> TaskState:
+def _failed(row: dict[str, Any], job_id: str | None) -> TaskState:
     name = inner_name(row["name"])
     kind = _ERRORS.get(row["type"], "TASK_EXECUTION_EXCEPTION")
     return TaskState(
         TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
-        "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, node_id=_node_of(row),
+        "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, job_id=job_id, node_id=_node_of(row),
         worker_pid=row["pid"], error_type=kind, error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
     )  # fmt: skip
