@@ -161,12 +161,12 @@ def pid_namespace() -> int:
 
 
 def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot, or 0 when there is no such process.
+    """Start time of a process in clock ticks since boot (proc(5) stat, field 22), or 0 when there is no such process.
 
-    The pair of pid and start time names one process: pids are reused, pairs are not (field 22 of proc(5) stat).
+    Pids are reused, pairs of pid and start time are not. The first thread has the same; qemu does not fake its file.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as f:
             fields = f.read().rpartition(b")")[2].split()
     except OSError:
         return 0
