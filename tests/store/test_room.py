@@ -164,6 +164,21 @@ def test_tasks_that_hold_their_arguments_and_want_more_do_not_wait_for_each_othe
     assert all("20.0 MiB wanted" in text for text in failed)
 
 
+def test_one_of_several_that_wait_for_each_other_fails_at_a_time(full, monkeypatch):
+    """Also if both limits are over when they look, as after a pause of the machine."""
+    store = store_client.require()
+    monkeypatch.setattr(store, "patience_s", 0.0)
+    monkeypatch.setattr(room, "_STAGGER_S", 0.0)
+    waits = [room.RoomWait(store, 1, serves=True) for _ in range(2)]
+    assert [wait.look() for wait in waits] == ["", ""]
+    reasons = [wait.look() for wait in waits]
+    assert "all processes of this node waited" in reasons[0]
+    assert reasons[1] == ""
+    failed = spill.outlook(store.client)[3]
+    assert spill.fail_first(store.client, failed)
+    assert not spill.fail_first(store.client, failed)
+
+
 def test_cancelled_task_does_not_wait_on(full):
     view = fastrt.get(make.remote(36 * MIB))
     ref = make.remote(35 * MIB)

@@ -208,7 +208,7 @@ def test_ctrl_c_interrupts_running_code_and_a_command(debug, stops):
     (stop,) = stops()
     terminal = debug()
     terminal.expect("(Pdb) ")
-    terminal.send("print('ru' 'ns'); [0 for _ in iter(int, 1)]")
+    terminal.send("print('ru' 'ns'); sum(0 for _ in iter(int, 1))")
     terminal.expect("runs\n")
     terminal.send("\x03", end="")
     terminal.expect("KeyboardInterrupt\n(Pdb) ")

@@ -197,16 +197,16 @@ class _Part(NamedTuple):
 
     def follow(self, keys: Keys) -> Assembled:
         """Run another rank's part: find rank 0, send it this rank's address, and wait for the list."""
-        why = "its key is not there"
+        why = ""
         while time.monotonic() < self.deadline:
             left = self.deadline - time.monotonic()
             try:
                 text = keys.get(self._key, left if self.watch is None else min(left, _LOOK_S))
             except CoordinationTimeoutError as error:
+                why = why or str(error)  # a key that was refused before says more
                 if self.watch is not None and time.monotonic() < self.deadline:
                     self.watch([0])
-                    continue
-                raise CollectiveTimeout(f"group {self.name!r}: rank 0 did not come in time ({error})") from None
+                continue
             try:
                 invitation = Invitation.read(text, self.name, self.access)
                 self._compare(invitation)
@@ -219,7 +219,8 @@ class _Part(NamedTuple):
                 self.watch([0])
             time.sleep(_RETRY_S)
         raise CollectiveTimeout(
-            f"group {self.name!r}: rank 0 did not come in time ({why}). All ranks need the same token"
+            f"group {self.name!r}: rank 0 did not come in time ({why or 'no time was left'}). "
+            "All ranks need the same name and token"
         )
 
     def _compare(self, invitation: Invitation) -> None:

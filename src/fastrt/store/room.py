@@ -9,8 +9,8 @@ A wait ends in an error in three cases:
 
 - The waiting process itself uses all the memory in use, and it sleeps. No other process could free any.
 - Every driver, worker and actor of the node sleeps in a get or wait, or waits for room too, and no memory was allocated
-  or freed for the store's `patience_s`: a deadlock. The clients' limits differ a little, so that one task fails and the
-  others can continue.
+  or freed for the store's `patience_s`: a deadlock. One process fails, and the limits of the others begin again: they
+  can use what it frees. The limits differ a little, so that these looks do not all come at once.
 - No memory was allocated or freed for `LIMIT_S`.
 """
 
@@ -132,7 +132,7 @@ class RoomWait:
         self._patience_s = store.patience_s * (_SERVES if serves else 1) + _STAGGER_S * (
             store.client.index % _STAGGERED
         )
-        self._mark = -1
+        self._mark = -1, -1
         self._alone = 0  # looks in a row that found that no other process could free enough
         self.may_pass = False  # whether the wait was given up only because others wait, too
         self._awake: dict[int, int] = {}  # at how many looks in a row
@@ -159,10 +159,10 @@ class RoomWait:
     def look(self) -> str:
         """Check the store after a failed attempt; return the reason to give up, or "" to wait on."""
         client, now = self._store.client, time.monotonic()
-        others, awake, mark = spill.outlook(client)
+        others, awake, mark, failed = spill.outlook(client)
         used, committed, _ = arena.room(client)
-        if mark != self._mark:
-            self._mark, self._changed = mark, now
+        if (mark, failed) != self._mark:
+            self._mark, self._changed = (mark, failed), now
         awake.discard(client.index)
         self._awake = {index: self._awake.get(index, 0) + 1 for index in awake}
         if any(looks >= _AWAKE_LOOKS for looks in self._awake.values()):
@@ -176,7 +176,7 @@ class RoomWait:
             if self._alone >= _ALONE_LOOKS and (not _has_threads() or now - self._shared > _THREADS_S):
                 return "this process itself uses the rest, and waits"
         self.may_pass = True
-        if now - max(self._changed, self._stirred) > self._patience_s:
+        if now - max(self._changed, self._stirred) > self._patience_s and spill.fail_first(client, failed):
             return f"after {self.waited_s:.0f} s, in which all processes of this node waited and none freed memory"
         if now - self._changed > LIMIT_S:
             return f"after {self.waited_s:.0f} s; no memory was freed in the last {LIMIT_S:.0f} s"

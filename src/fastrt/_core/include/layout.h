@@ -235,7 +235,7 @@ typedef struct {
     uint32_t trace_clock; /* FRT_CLOCK_*: the clock of all trace records of the session */
     int64_t trace_ticks, trace_ns; /* the session's start by trace_clock and by the monotonic clock */
     uint64_t failures;             /* numbers given to failures, see frt_failure */
-    uint32_t traced;               /* 1: the session records from its start to its end */
+    uint32_t traced, rooms_failed; /* 1: the session records all its life; failed waits for room, see `fail_first` */
 } frt_superblock;
 
 /* One per client. Its owner writes it, the daemon (join, leave) and the processes that wake it. */

@@ -96,7 +96,7 @@ cdef extern from "layout.h" nogil:
         uint32_t held, held_news, trace_clock
         int64_t trace_ticks, trace_ns
         uint64_t failures
-        uint32_t traced
+        uint32_t traced, rooms_failed
 
     ctypedef struct frt_client:
         uint64_t word

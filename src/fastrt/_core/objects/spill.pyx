@@ -466,9 +466,9 @@ def outlook(Client client):
     """Report how much memory other clients may free, and which clients run code.
 
     Returns:
-        (others, awake, mark): bytes that another client, or a task that has not ended, keeps in use; the indices of
-        the other drivers, workers and actors that do not sleep in the arena, and of tools that forward tasks to other
-        nodes; a number that changes when any block of memory gets another object.
+        (others, awake, mark, failed): bytes that another client, or a task that has not ended, keeps in use; the
+        indices of the other drivers, workers and actors that do not sleep in the arena, and of tools that forward tasks
+        to other nodes; a number that changes when any block of memory gets another object; the number of `fail_first`.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c
@@ -494,7 +494,19 @@ def outlook(Client client):
             mark += (x.entries[i].objref + 1) * <uint64_t>0x9E3779B97F4A7C15
             if _is_others(x, i, unfinished):
                 others += room
-    return others, awake, mark
+    return others, awake, mark, a32_load_sc(&x.sb.rooms_failed)
+
+
+def fail_first(Client client, uint32_t failed):
+    """Claim to be the next process whose wait for room fails, so that the others can use what it frees.
+
+    Args:
+        failed: from `outlook`.
+    Returns:
+        False when another one has failed since then.
+    """
+    client.ensure()
+    return a32_cas_sc(&client.x.sb.rooms_failed, failed, failed + 1)
 
 
 def size(Client client, uint32_t i):
