@@ -309,3 +309,23 @@ def test_text_keeps_the_frames_when_there_are_no_others():
         namespace["run"]()
     caught.value.__traceback__ = caught.tb.tb_next
     assert "in run" in errors.format_user_traceback(caught.value)
+
+
+class WithTraceback(Exception):
+    """It is restored with a traceback, as tblib restores every exception; its frames call the one that restores."""
+
+    def __reduce__(self):
+        return restored_with_traceback, ()
+
+
+def restored_with_traceback():
+    try:
+        raise WithTraceback
+    except WithTraceback as exc:
+        return exc
+
+
+def test_traceback_that_a_library_restores_is_dropped():
+    error = pickle.loads(pickle.dumps(wrapped(WithTraceback())))
+    assert type(error.cause) is WithTraceback
+    assert error.cause.__traceback__ is None

@@ -501,7 +501,8 @@ def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str)
         if exc is not None:
             assign(exc, __cause__=None if cause is None else chain[cause])
             assign(exc, __context__=None if context is None else chain[context])
-            assign(exc, __suppress_context__=suppress)
+            # A library that pickles tracebacks, such as tblib, restores them with this frame and its callers: a cycle.
+            assign(exc, __suppress_context__=suppress, __traceback__=None)
     return _make(chain[0] if chain else None, task_name, pid, traceback_text)
 
 

@@ -1,7 +1,9 @@
 """`fastrt.dask.get` computes graphs of Dask: arrays, bags, delayed calls, and graphs written by hand."""
 
+import gc
 import os
 import signal
+import weakref
 from operator import add
 
 import numpy as np
@@ -57,6 +59,31 @@ def test_graphs_written_by_hand(rt, tmp_path):
         get({**graph, "g": (inc, "unused")}, ["c", "g"])
     assert type(caught.value) is KeyError
     assert "fail" in str(caught.value.__cause__)
+
+
+class Bad(Exception):
+    pass
+
+
+def raise_bad(x):
+    raise Bad(x)
+
+
+def test_error_of_a_task_is_freed_with_its_last_name(rt):
+    gc.disable()
+    try:
+        try:
+            fastrt.dask.get({"a": 1, "b": (raise_bad, "a")}, "b")
+        except Bad as exc:
+            of_graph = weakref.ref(exc)
+        with fastrt.util.Executor() as executor:
+            try:
+                next(executor.map(raise_bad, [1]))
+            except Bad as exc:
+                of_map = weakref.ref(exc)
+        assert (of_graph(), of_map()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_long_chains_and_wide_graphs(rt):

@@ -108,10 +108,10 @@ class Batch:
                 raise concurrent.futures.TimeoutError(f"no result within {timeout} s") from None
             self._owner.raised(exc)
             raised = as_raised(exc)
-            try:
-                raise raised from raised.__cause__
-            finally:
-                del raised  # it refers to this frame: together they would be a cycle
+        try:
+            raise raised from raised.__cause__  # here its context is not `exc`, which names it: a cycle
+        finally:
+            del raised  # it refers to this frame: together they would be a cycle, too
 
 
 def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
