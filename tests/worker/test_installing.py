@@ -1,5 +1,6 @@
 """Packages that pip installs for tasks and actors, from wheels that the tests make."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 import fastrt
 from fastrt.errors import ConfigError
+from fastrt.store import client as store_client
+from fastrt.tasks.packages import folder_of
 from fastrt.worker import installing
 
 pytest.importorskip("pip")  # an environment may have none
@@ -67,6 +70,19 @@ def test_tasks_and_actors_have_the_packages_of_their_lists(rt, tmp_path):
     listed.write_text(f"# a list\n\n{one['pip'][0]}\n")
     in_file = version.options(runtime_env={"pip": str(listed)})
     assert fastrt.get(in_file.remote(), timeout=PATIENCE_S) == (first, file)
+
+
+def test_tasks_without_packages_do_not_wait_for_an_installation(rt, tmp_path):
+    wanted = (wheel(tmp_path, "fastrt_tiny", "3.0"),)
+    made = installing.place_of(folder_of(store_client.require()), "pip", wanted)
+    made.parent.mkdir(mode=0o700, exist_ok=True)
+    with open(made.with_name(made.name + ".lock"), "w") as lock:
+        os.fchmod(lock.fileno(), 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that installs them
+        refs = [version.options(runtime_env={"pip": list(wanted)}).remote() for _ in range(3)]
+        assert fastrt.get(version.remote(), timeout=PATIENCE_S) == (None, None)
+        assert fastrt.wait(refs, timeout=0)[0] == []
+    assert {found for found, _ in fastrt.get(refs, timeout=PATIENCE_S)} == {"3.0"}
 
 
 def test_list_that_cannot_be_installed_fails_its_tasks_with_the_words_of_pip(rt, tmp_path):

@@ -75,9 +75,9 @@ class Store:
         self.tell = tell
         self.socket_path = ""  # of the daemon, if the process that joined there has set it
         self.devices: Sequence[Device] = ()  # of the node, in workers and actors
-        # A worker sets these: called around a sleep inside a task, and in place of one when no worker is free.
-        self.on_block: Callable[[bool], None] | None = None
-        self.help_with: Callable[[ObjectRef], bool] | None = None
+        self.on_block: Callable[[bool], None] | None = None  # a worker sets it: called around a sleep inside a task
+        self.help_with: Callable[[ObjectRef], bool] | None = None  # in place of a sleep when no worker is free
+        self.may_sleep: Callable[[], bool] = lambda: False  # whether another worker would take this one's place
         self.check_wait: Callable[[], None] | None = None  # raises an error to end a wait for room
         self.files = FileValues(self)
         self.serves = False  # this process holds memory for other nodes; see `room.RoomWait`

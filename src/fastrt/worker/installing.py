@@ -2,7 +2,8 @@
 
 An installation is a virtual environment in the session's folder, named by the SHA-256 of the list and of this Python.
 Packages that this Python has already are not installed again, unless the list asks for another version. Processes
-that need an installation while another one makes it wait for that.
+that need an installation while another one makes it wait for that. Meanwhile other workers take their places, so that
+tasks without these packages go on, as long as the node may start some.
 
 A process that uses an installation holds a shared lock on a file beside it, which the kernel releases when the process
 ends, however it ends. After a new installation, those that no process uses are removed, the longest unused first, as
@@ -77,7 +78,13 @@ def of(store: Store, environment: Environment) -> list[Installation]:
         RuntimeEnvError: they cannot be installed.
     """
     lists = [(tool, wanted) for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)) if wanted]
-    return [_installed(folder_of(store), tool, wanted) for tool, wanted in lists]
+    found = []
+    for tool, wanted in lists:
+        packages = folder_of(store)
+        is_there = (place_of(packages, tool, wanted) / _READY).exists()
+        with contextlib.nullcontext() if is_there or not store.may_sleep() else store.blocked():
+            found.append(_installed(packages, tool, wanted))
+    return found
 
 
 def with_installed(store: Store, environment: Environment) -> Environment:
@@ -123,6 +130,12 @@ def _modules_in(folder: str) -> tuple[str, ...]:
     )
 
 
+def place_of(packages: Path, tool: str, wanted: tuple[str, ...]) -> Path:
+    """Return the folder of a list's installation; arguments as for `_installed`."""
+    text = json.dumps([tool, wanted, sys.version, sys.prefix])
+    return packages / f"{tool}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Installation:
     """Return the installation of a list; install it if no process of this node has.
 
@@ -137,11 +150,9 @@ def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Installati
     found = _in_use.get(key)
     if found is not None:
         return found
-    text = json.dumps([tool, wanted, sys.version, sys.prefix])
-    name = f"{tool}-{hashlib.sha256(text.encode()).hexdigest()}"
-    made = packages / name
+    made = place_of(packages, tool, wanted)
     site = made / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    lock = open_private(packages, name + _LOCK, os.O_RDWR | os.O_CREAT)
+    lock = open_private(packages, made.name + _LOCK, os.O_RDWR | os.O_CREAT)
     found = Installation(site, lock)
     is_new = False
     fcntl.flock(lock, fcntl.LOCK_SH)

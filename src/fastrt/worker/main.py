@@ -97,7 +97,7 @@ class Worker:
         self._sleepers_lock = threading.Lock()
         store.on_block = self._on_block
         store.help_with = self._help_with
-        store.check_wait = self._check_wait
+        store.check_wait, store.may_sleep = self._check_wait, self._may_wait
         store.task_here, store.task_name, store.function_name = self.task_here, self.name_of, self.function_name_of
         for output in outputs:
             output.source = self.source_here
