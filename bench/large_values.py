@@ -1,7 +1,7 @@
 """Large values of libraries: `python bench/large_values.py --mib 256`. Needs PyArrow, Polars or torch for their rows.
 
 For each kind of value: `put` beside a memcpy of as many bytes, and `get`, which gives a view (torch: private pages).
-Then one value of four times the store: put and read, beside a copy of a file of that size by `dd` in the same folder.
+Then one value of four times the store: put and read, beside `dd` in the same folder, past the page cache.
 """
 
 import importlib.util
@@ -64,27 +64,38 @@ def measure(value: Any, nbytes: int) -> tuple[float, float, float]:
 
 
 def larger_than_the_store(store: int, folder: str) -> None:
-    array = np.arange(4 * store // 8)
-    put_s, ref = seconds(fastrt.put, array)
-    read_s, total = seconds(lambda one: int(fastrt.get(one).sum()), ref)
-    assert total == int(array.sum())
-    del ref
-    name, count = Path(folder) / "dd", array.nbytes // MIB
-    command = ["dd", "if=/dev/zero", f"of={name}", "bs=1M", f"count={count}", "status=none"]
-    disk_s, _ = seconds(subprocess.run, command)
-    name.unlink()
-    click.echo(f"4 x the store, {array.nbytes // MIB} MiB: put {put_s:.2f} s, sum {read_s:.2f} s, dd {disk_s:.2f} s")
+    """One value of four times the store beside `dd` past the page cache, in turn; the ratios' medians, and each row."""
+    array, name = np.arange(4 * store // 8), Path(folder) / "dd"
+    total, count = int(array.sum()), array.nbytes // MIB
+    ends = ["status=none", "bs=1M", f"count={count}"]
+    rows = []
+    for _ in range(ROUNDS):
+        put_s, ref = seconds(fastrt.put, array)
+        read_s, found = seconds(lambda one: int(fastrt.get(one).sum()), ref)
+        assert found == total
+        del ref
+        write_s, _ = seconds(subprocess.run, ["dd", "if=/dev/zero", f"of={name}", "oflag=direct", *ends])
+        load_s, _ = seconds(subprocess.run, ["dd", f"if={name}", "of=/dev/null", "iflag=direct", *ends])
+        name.unlink()
+        rows.append((put_s, write_s, read_s, load_s))
+        click.echo("put {:.2f} s, dd {:.2f} s; sum {:.2f} s, dd {:.2f} s".format(*rows[-1]), err=True)
+    put, read = (statistics.median(row[k + 1] / row[k] for row in rows) for k in (0, 2))
+    click.echo(f"4 x the store, {count} MiB: put {put:.2f} of dd's speed, sum {read:.2f}")
 
 
 @click.command()
 @click.option("--mib", default=256, show_default=True, help="of each value; the last one has twice as many")
-def main(mib: int) -> None:
+@click.option("--part", type=click.Choice(["copies", "disk"]), multiple=True, default=["copies", "disk"])
+def main(mib: int, part: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        with fastrt.init(num_workers=1, object_store_memory=2 * mib * MIB, spill_dir=Path(folder) / "spill"):
-            click.echo("| value | put, of memcpy's speed | get, us |\n|---|---|---|")
-            for name, value in values(mib * MIB):
-                put, copy, get = measure(value, mib * MIB)
-                click.echo(f"| {name} | {copy / put:.2f} | {get * 1e6:.0f} |")
+        if "copies" in part:
+            with fastrt.init(num_workers=1, object_store_memory=2 * mib * MIB, spill_dir=Path(folder) / "spill"):
+                click.echo("| value | put, of memcpy's speed | get, us |\n|---|---|---|")
+                for name, value in values(mib * MIB):
+                    put, copy, get = measure(value, mib * MIB)
+                    click.echo(f"| {name} | {copy / put:.2f} | {get * 1e6:.0f} |")
+        if "disk" not in part:
+            return
         with fastrt.init(num_workers=1, object_store_memory=mib // 2 * MIB, spill_dir=Path(folder) / "spill"):
             larger_than_the_store(mib // 2 * MIB, folder)
 

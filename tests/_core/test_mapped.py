@@ -88,6 +88,55 @@ def test_writer_that_is_dropped_leaves_no_file(node, client, folder):
     assert fsck.usage(client)["objects"] == 0
 
 
+def rss(path: Path) -> int:
+    """KiB of a file in this process's page tables."""
+    _, _, mapping = Path("/proc/self/smaps").read_text().partition(f"{path}\n")
+    return int(mapping.partition("Rss:")[2].split()[0])
+
+
+@pytest.mark.parametrize("mapped_first", [True, False])
+def test_copies_are_written_by_calls_until_the_memory_is_used_through_the_mapping(node, client, folder, mapped_first):
+    writer = mapped.create(client, LARGE, KIND)
+    begin(folder, writer)
+    path, data = folder / f"{writer.name():016x}", os.urandom(LARGE)
+    if mapped_first:
+        memoryview(writer)[:10] = data[:10]
+    writer.copy(10, data[10:-10])
+    assert (rss(path) > 0) == mapped_first
+    memoryview(writer)[-10:] = data[-10:]
+    writer.copy(0, data[:10])
+    for at, part in [(-1, b"x"), (LARGE, b"x"), (LARGE + 1, b""), (1, data)]:
+        with pytest.raises(ValueError, match="do not fit"):
+            writer.copy(at, part)
+    ref = writer.seal()
+    with pytest.raises(BufferError):
+        writer.copy(0, b"x")
+    assert bytes(read(folder, client, ref)[2]) == data
+    assert path.stat().st_size == 64 + LARGE + 16
+
+
+def test_write_that_the_file_system_refuses_fails_that_value_alone(node, client, folder):
+    peer = node.peer()
+    peer.run(f"""
+import resource
+spill.configure(client, {str(folder)!r})
+writer = mapped.create(client, {LARGE}, {KIND})
+with open(f"{folder}/{{writer.name():016x}}", "xb+") as file:
+    file.truncate({LARGE})
+    writer.map(file.fileno(), 0, 0, memoryview)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    writer.copy(0, bytes({LARGE}))
+except OSError as exc:
+    assert exc.errno == 27 and "of {LARGE} bytes cannot be written" in str(exc), exc
+else:
+    raise AssertionError("it was written")
+del writer
+""")
+    assert names(folder) == 0
+    assert fsck.usage(client)["objects"] == 0
+
+
 def begin_again(folder: Path, writer) -> None:
     with open(folder / f"{writer.name():016x}", "rb+") as file:
         writer.map(file.fileno(), 64, 16, memoryview)
