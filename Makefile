@@ -75,8 +75,8 @@ simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1
 	$(BIN)/python -m tests.simulation $(if $(TASKS),$(SIMULATED),--mixed) --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
 	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --seeds $(MUTANTS))
 
-wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.15 found here, repaired and tested, in wheelhouse/
-	$(BIN)/python .ci/wheels.py
+wheels: .venv/.tools ## wheels for Python 3.10 to 3.15, x86_64 and aarch64, glibc and musl, repaired and tested, in wheelhouse/; ARGS="--machine x86_64 --libc gnu --python 3.11" makes one
+	$(BIN)/python .ci/wheels.py $(ARGS)
 
 clean: ## remove everything that was built, .venv too
 	rm -rf build dist wheelhouse .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

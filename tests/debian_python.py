@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 # apt adds what these need: the libraries of the modules, and the wheel of pip for `python -m venv`.
@@ -49,22 +50,20 @@ def emulator(machine: str) -> str:
 
 
 def archive_of(suite: str, architecture: str) -> str:
-    """A line of sources.list for another suite, at the address that this machine has for its own."""
+    """Lines of sources.list for another suite, at the address that this machine has for its own."""
     facts = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)"
     for line in run("apt-get", "indextargets", "--format", facts, "Created-By: Packages").splitlines():
         origin, component, address = line.split("|")
         if (origin, component) == ("Debian", "main") and "security" not in address:
             keys = f" signed-by={KEYS}" if KEYS.exists() else ""
-            return f"deb [arch={architecture}{keys}] {address} {suite} main\n"
+            rest = f"[arch={architecture}{keys}] {address} {suite} main\n"
+            return f"deb {rest}deb-src {rest}"
     raise SystemExit("apt knows no archive of Debian here; name one in its sources and run `apt-get update`")
 
 
-def download(
-    names: list[str], suite: str, folder: Path, alone: tuple[str, ...] = (), machine: str = os.uname().machine
-) -> list[Path]:
-    """Fetch packages as for a machine on which nothing is installed; those of `alone` without what they need."""
-    packages = folder / "packages"
-    for path in (packages / "partial", folder / "state/lists/partial"):
+def apt_of(suite: str, folder: Path, machine: str = os.uname().machine) -> list[object]:
+    """The words that begin a command of apt for a machine on which nothing is installed; it writes into the folder."""
+    for path in (folder / "packages/partial", folder / "state/lists/partial"):
         path.mkdir(parents=True)
     (folder / "status").touch()
     architecture = ARCHITECTURES.get(machine, machine)
@@ -75,7 +74,7 @@ def download(
         "Dir::State": folder / "state",
         "Dir::State::status": folder / "status",
         "Dir::Cache": folder,
-        "Dir::Cache::archives": packages,
+        "Dir::Cache::archives": folder / "packages",
         "Dir::Etc::SourceList": folder / "sources.list",
         "Dir::Etc::SourceParts": "/nonexistent",
         "APT::Sandbox::User": "root",  # not `_apt`, which could not write here
@@ -84,10 +83,24 @@ def download(
     }
     apt = ["apt-get", *[f"-o{name}={value}" for name, value in settings.items()], "--yes", "--quiet"]
     run(*apt, "update")
+    return apt
+
+
+def download(
+    names: list[str], suite: str, folder: Path, alone: tuple[str, ...] = (), machine: str = os.uname().machine
+) -> list[Path]:
+    """Fetch packages with all that they need; those of `alone` without."""
+    apt = apt_of(suite, folder, machine)
     run(*apt, "--download-only", "install", *names)
     for name in alone:
-        run(*apt, "download", name, cwd=packages)
-    return sorted(packages.glob("*.deb"))
+        run(*apt, "download", name, cwd=folder / "packages")
+    return sorted((folder / "packages").glob("*.deb"))
+
+
+def sources(names: Sequence[str], suite: str, folder: Path) -> dict[str, Path]:
+    """Fetch the archives of source packages, as their authors made them."""
+    run(*apt_of(suite, folder), "source", "--download-only", "--tar-only", *names, cwd=folder)
+    return {name: next(folder.glob(f"{name}_*.orig.tar.[gxb]z*")) for name in names}
 
 
 def move_in(version: str, folder: Path, machine: str) -> Path:

@@ -1,0 +1,84 @@
+"""Build a CPython for another C library than this machine's: musl, or an older glibc.
+
+    python tests/zig_python.py 3.14 ~/pythons/3.14-musl
+    python tests/zig_python.py 3.11 ~/pythons/3.11-bullseye --libc bullseye --suite bookworm
+
+Debian has no Python for musl, and none that fastrt takes for the glibc of its release `bullseye` (2.31), the oldest
+that wheels are made for. So this script builds the sources of Debian's Python by `zig cc`, with that C library's
+binary from Debian beside it, which the interpreter names as its loader: it runs on this machine, and has nothing of
+this machine's C library. It needs no root, and nothing outside the folder changes. It has the modules that `venv`,
+NumPy and gRPC import, not OpenSSL: another Python's pip installs packages for it. `ziglang` is installed by pip.
+"""
+
+import argparse
+import os
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from debian_python import download, run, sources
+
+MACHINE = os.uname().machine
+# What zig links to, Debian's package of it, and the loader in there; the first is also the name of the suite.
+LIBRARIES = {
+    "musl": (f"{MACHINE}-linux-musl", "sid", "musl", f"usr/lib/{MACHINE}-linux-musl/libc.so"),
+    "bullseye": (f"{MACHINE}-linux-gnu.2.31", "bullseye", "libc6", f"lib/{MACHINE}-linux-gnu/ld-2.31.so"),
+}
+# What the modules zlib and ctypes contain, with options. The sources of libffi in later suites have no `configure`.
+BESIDE = {
+    "zlib": ["--static"],
+    "libffi": ["--disable-shared", "--disable-docs", "--disable-exec-static-tramp"],
+}
+SUITE_BESIDE = "bookworm"
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack the sources of one program; return their folder."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return next(folder.glob("*/configure")).parent
+
+
+def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str]) -> None:
+    """Build a program and install it."""
+    run("./configure", f"--prefix={folder}", *options, cwd=sources, env=environment)
+    run("make", "-j", os.cpu_count(), cwd=sources, env=environment)
+    run("make", "install", cwd=sources, env=environment)
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    words.add_argument("version", help="for example 3.14")
+    words.add_argument("folder", type=Path, help="where to install it; must not exist yet")
+    words.add_argument("--libc", default="musl", choices=LIBRARIES, help="the C library (default: musl)")
+    words.add_argument("--suite", default="sid", help="Debian's suite that has this version (default: sid)")
+    given = words.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True)
+    target, suite, package, inside = LIBRARIES[given.libc]
+    run(sys.executable, "-m", "pip", "install", "--quiet", "ziglang")
+    with tempfile.TemporaryDirectory(prefix="zig-python-") as name:
+        work = Path(name)
+        for path in download([package], suite, work / "libc"):
+            run("dpkg-deb", "-x", path, folder / "libc")
+        loader = folder / "libc" / inside
+        # Without -dynamic zig links programs for musl statically, and they cannot load modules.
+        cc = f"{sys.executable} -m ziglang cc -target {target} -dynamic -fno-sanitize=undefined"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(work / "zig"))
+        environment |= {"CC": cc, "CFLAGS": "-fPIC -O1 -w"}
+        environment |= {"AR": f"{sys.executable} -m ziglang ar", "RANLIB": f"{sys.executable} -m ziglang ranlib"}
+        environment["LDFLAGS"] = f"-Wl,--dynamic-linker={loader} -Wl,-rpath,{loader.parent}"
+        for program, archive in sources(list(BESIDE), SUITE_BESIDE, work / "beside").items():
+            install(unpack(archive, work / program), work / "made", BESIDE[program], environment)
+        environment["PKG_CONFIG_LIBDIR"] = str(work / "made/lib/pkgconfig")
+        (archive,) = sources([f"python{given.version}"], given.suite, work / "sources").values()
+        options = ["--without-ensurepip", "--disable-test-modules"]
+        install(unpack(archive, work / "python"), folder, options, environment)
+    python = folder / f"bin/python{given.version}"
+    sys.stdout.write(f"{python}: {run(python, '-c', 'import ctypes, sys, venv, zlib; print(sys.version)')}")
+
+
+if __name__ == "__main__":
+    main()
