@@ -68,6 +68,20 @@ def die_once(path: str) -> str:
     return "ran again"
 
 
+def test_worker_paused_for_a_task_of_two_cpus_works_again(kill_daemon, tmp_path, wait_until):
+    gates = [str(tmp_path / name) for name in ("wide", "one", "two")]
+    refs = [pid_after.options(num_cpus=2).remote(gates[0])]
+    wait_until(lambda: os.path.exists(gates[0] + ".started"), "the task to run")
+    wait_until(lambda: any(row["parked"] for row in workers()), "the other worker to pause")
+    kill_daemon()
+    Path(gates[0]).touch()
+    refs += [pid_after.remote(gate) for gate in gates[1:]]
+    wait_until(lambda: all(os.path.exists(gate + ".started") for gate in gates[1:]), "both workers to run a task")
+    for gate in gates[1:]:
+        Path(gate).touch()
+    assert len(set(fastrt.get(refs[1:], timeout=60))) == 2
+
+
 def test_running_tasks_go_on_in_their_workers(kill_daemon, tmp_path, wait_until):
     gate = str(tmp_path / "gate")
     ref = pid_after.remote(gate)

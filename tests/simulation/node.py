@@ -25,6 +25,7 @@ from fastrt.cluster.uplink import Uplink
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError
 from fastrt.node.actors import Actors
+from fastrt.node.cpu_room import Workers
 from fastrt.node.janitor import Janitor
 from fastrt.node.kept import KeptObjectTable
 from fastrt.store import messages
@@ -137,6 +138,7 @@ class Node:
             True,
             self._runs_here,
             self._is_blocked,
+            Workers(cpus, 2 * cpus, list),
             self._want_actors,
             self.world.say,
         )

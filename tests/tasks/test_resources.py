@@ -273,3 +273,36 @@ def test_node_has_the_resources_that_ray_gives_each_node(rt):
     assert not [name for name in fastrt.cluster_resources() if "node:" in name or "store" in name]
     here = fastrt.remote(resources={address: 0.01, "node:__internal_head__": 0.01})(abs)
     assert fastrt.get(here.remote(-3)) == 3
+
+
+def test_task_of_several_cpus_waits_for_tasks_without_options_and_they_for_it(rt, holder):
+    holder.start("first")
+    holder.wait("first")
+    holder.start("wide", num_cpus=2)
+    assert fastrt.get([add.remote(k) for k in range(20)]) == list(range(1, 21))  # the other CPU works meanwhile
+    assert not holder.runs("wide")
+    holder.end("first")
+    holder.wait("wide")
+    small = [add.remote(k) for k in range(20)]
+    assert fastrt.wait(small, timeout=0.2) == ([], small)
+    holder.end("wide")
+    assert fastrt.get(small) == list(range(1, 21))
+
+
+def test_small_task_has_its_turn_among_wide_ones(rt):
+    wide = [add.options(num_cpus=2).remote(k) for k in range(400)]
+    assert fastrt.get(add.remote(1)) == 2
+    assert len(fastrt.wait(wide, num_returns=len(wide), timeout=0)[0]) < len(wide)
+    assert fastrt.get(wide) == list(range(1, 401))
+
+
+def test_wide_task_does_not_stop_what_a_running_one_waits_for(rt, tmp_path):
+    @fastrt.remote
+    def waits(path):
+        while not Path(path).exists():
+            threading.Event().wait(0.002)
+
+    running = waits.remote(str(tmp_path / "queued ran"))
+    wide = add.options(num_cpus=2).remote(1)
+    fastrt.remote(Path.touch).remote(tmp_path / "queued ran")
+    assert fastrt.get([running, wide], timeout=30) == [None, 2]

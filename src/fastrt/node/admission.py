@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory import arena
-from fastrt._core.memory.clients import KIND_WORKER, table
+from fastrt._core.memory.clients import KIND_WORKER
 from fastrt._core.objects import handles, spill
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors, admission, tally
@@ -26,6 +26,7 @@ from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, Stale
 from fastrt.folders import read_private, replace_private
 from fastrt.foreign_text import read_object
 from fastrt.node.amounts import free_of
+from fastrt.node.cpu_room import CpuRoom, Workers
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
@@ -52,7 +53,7 @@ from fastrt.store.messages import (
 )
 from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector, labels_of
-from fastrt.tasks.resources import CPU, STORE_MEMORY, Demand, device_amounts, group_of
+from fastrt.tasks.resources import STORE_MEMORY, Demand, device_amounts, group_of
 
 _NAP_S = 1.0
 _REQUESTED = "requested.json"  # in the session's folder
@@ -77,8 +78,12 @@ class Admission:
         cluster: whether the node has an uplink, or will have one.
         runs_here: whether a client, given its slot, runs the tasks that it claims; an uplink forwards them instead.
         is_blocked: whether a worker, given its slot, sleeps in a get.
+        workers: of the node.
         start_actors: has the daemon examine the actors again soon.
         say: prints a line at the drivers.
+
+    Attributes:
+        cpu_room: where tasks of several CPUs and bundles wait for CPUs of tasks without demands.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Admission:
         cluster: bool,
         runs_here: Callable[[int], bool],
         is_blocked: Callable[[int], bool],
+        workers: Workers,
         start_actors: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
@@ -100,9 +106,9 @@ class Admission:
         session = self._client.segment.session
         self.placing = Placing(session, total, cluster, labels_of(session, labels))
         self.groups = Groups(self.placing)
+        self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
-        self._running: dict[Key, dict[int, int]] = {}  # by bundle: the tasks that were running when it was placed
         self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
         self._reported: Any = None
@@ -123,6 +129,7 @@ class Admission:
                 `on_all_processes`; until then nothing is placed.
         """
         self._is_counting = is_counting
+        self.cpu_room.take_over()
         for index, id_ in admission.take_over(self._client):
             task = TaskKey(index, id_)
             demand = self._demand(task)
@@ -278,10 +285,6 @@ class Admission:
         for objref, nbytes in message.objects:
             self.placing.holds(message.node, objref, nbytes)
 
-    def further_workers(self) -> int:
-        """How many more workers than CPUs the node needs; below 0: how many fewer."""
-        return -(-self.placing.relief // RESOURCE_PARTS)
-
     def on_list_nodes(self, link: Link, message: ListNodes) -> None:
         """Answer with this node and the others, for people."""
         placing = self.placing
@@ -349,7 +352,8 @@ class Admission:
         if placing.devices.count:
             placing.linger(self._lingering())
         forward: list[Order] = []
-        while not self._carry_out(self.groups.decide(now) + placing.decide(now), forward, now) or self._open_bundles():
+        decide, room = self.groups.decide, self.cpu_room
+        while not self._carry_out(decide(now) + placing.decide(now), forward, now) or room.open(now):
             continue
         for name in placing.take_gone_groups():
             self.end_actors_of(name)
@@ -374,6 +378,8 @@ class Admission:
                 if isinstance(key, BundleKey):  # before its group is ready: the next daemon finds it reserved
                     actors.hold(self._client, key.record)
                 self._start_actors()
+            elif self.cpu_room.takes(key, order.demand, order.devices):
+                continue
             elif not admission.admit(self._client, key.record, key.id, order.devices):
                 self.placing.moved(key, GONE, now)
                 done = False
@@ -442,38 +448,6 @@ class Admission:
         self._ended.add(actor)
         if self._uplink is not None:  # its process may run on another node
             self._uplink.post(ActorEnded())
-
-    def _open_bundles(self) -> bool:
-        """Open bundles whose CPUs are free of the tasks that ran when they were placed; whether any was opened.
-
-        The resources in use do not include tasks without demands: only these can occupy a bundle's CPUs.
-        """
-        placing = self.placing
-        if not placing.unopened:
-            self._running.clear()
-            return False
-        running = self._running_without_demand()
-        room = placing.total.get(CPU, 0) - placing.used.get(CPU, 0)
-        wanted = [(task, dict(demand.amounts).get(CPU, 0)) for task, demand in placing.unopened.items()]
-        room += sum(cpu for _, cpu in wanted)
-        opened = False
-        for task, cpu in wanted:
-            room -= cpu
-            before = self._running.setdefault(task, running)
-            left = sum(running.get(client) == done for client, done in before.items())
-            if not cpu or left * RESOURCE_PARTS <= max(0, room):
-                placing.open(task)
-                opened = True
-        self._running = {task: before for task, before in self._running.items() if task in placing.unopened}
-        return opened
-
-    def _running_without_demand(self) -> dict[int, int]:
-        """Workers that run a task without a demand, and the number of tasks that each had ended before it."""
-        tasks = [key for key in self.placing.placed() if isinstance(key, TaskKey)]
-        admitted = {client for state, client in self._task_states(tasks) if state == admission.RUNNING}
-        rows = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
-        busy = [row for row in rows if row["task"] is not None and not row["blocked"]]
-        return {row["client"]: row["tasks_done"] for row in busy if row["client"] not in admitted}
 
     def _drop_gone(self, waiting: Sequence[ActorKey | BundleKey], now: float) -> None:
         """Forget those of some waiting actors and bundles that have ended."""

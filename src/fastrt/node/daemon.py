@@ -31,10 +31,11 @@ from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.amounts import resources_of
+from fastrt.node.cpu_room import Workers
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.kept import KeptObjectTable
 from fastrt.node.leftovers import sweep_sessions
-from fastrt.node.members import FORKED, Members
+from fastrt.node.members import FORKED, Member, Members
 from fastrt.node.memory_limit import KillCounters
 from fastrt.node.memory_monitor import MemoryMonitor
 from fastrt.node.output import Output
@@ -151,7 +152,7 @@ class Daemon:
         self._monitor = MemoryMonitor(self._client, config.memory_threshold, pool.actors, self._output.log)
         self._admission = Admission(
             self._store(), resources_of(config, is_head, cluster), config.labels, cluster, self._runs_tasks,
-            self._is_blocked, self._want_actors, self._output.log,
+            self._is_blocked, Workers.of(config, self._able), self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(
@@ -354,7 +355,7 @@ class Daemon:
             arena.grow(self._client)
 
     def _tick_s(self) -> float:
-        if self._admission.placing.unopened:
+        if self._admission.cpu_room.is_waiting:
             return _OPENING_S
         return _TICK_S if self._quiet_ticks < _QUIET_TICKS else _QUIET_TICK_S
 
@@ -516,11 +517,11 @@ class Daemon:
     def _is_blocked(self, client: int) -> bool:
         return any(m.index == client and m.pid in self._pool.blocked for m in self._members)
 
+    def _able(self) -> list[Member]:
+        return [m for m in self._members if m.kind == "worker" and m.pid not in self._pool.blocked and not m.gone_at]
+
     def _staff(self) -> None:
-        cpus = self._config.num_workers
-        most = max(cpus, self._config.clients_dense // 2)  # the rest is for other processes
-        # At least one if it has CPUs, however many actors have: tasks without demands must not wait until they end.
-        self._pool.size = max(min(cpus, 1), min(cpus + self._admission.further_workers(), most))
+        self._pool.size = self._admission.cpu_room.park()
         want_workers(self._client, self._pool.size)
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
@@ -583,8 +584,7 @@ class Daemon:
             self._surplus_since = time.monotonic()
         elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
             self._surplus_since = 0.0
-            able = [m for m in self._members if m.kind == "worker" and m.pid not in self._pool.blocked]
-            for link in [m.link for m in able[-self._pool.surplus() :] if m.link is not None]:
+            for link in [m.link for m in self._able()[-self._pool.surplus() :] if m.link is not None]:
                 link.post(Stop())  # the worker reads it when it is idle
 
 

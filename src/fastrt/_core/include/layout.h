@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 9
+#define FRT_LAYOUT_VERSION 10
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -231,7 +231,7 @@ typedef struct {
     uint64_t mapped_objects, mapped_bytes; /* totals of values that found no room and were written to files */
     uint32_t falls_back; /* 1: such values go to files; 0: they wait for room */
     uint32_t held;      /* first task in the list of those that wait for admission, index + 1; derived, links lock */
-    uint32_t held_news; /* futex: bumped when a task enters the list, and when a task that was in it has ended */
+    uint32_t held_news; /* futex: bumped when a task enters the list or has left it and ended, or a worker is parked */
     uint32_t trace_clock; /* FRT_CLOCK_*: the clock of all trace records of the session */
     int64_t trace_ticks, trace_ns; /* the session's start by trace_clock and by the monotonic clock */
     uint64_t failures;             /* numbers given to failures, see frt_failure */
@@ -266,7 +266,7 @@ typedef struct {
      * `trace_on` and then looks at all counts again, until they agree; see trace.pyx. So a recording ends with its
      * process. */
     uint32_t recordings;
-    char pad1[52];
+    uint32_t parked, pad1[12]; /* parked: 1: this worker takes no task, as others use its CPU; the daemon's */
     char name[64];
 } frt_client;
 

@@ -230,6 +230,15 @@ def want_workers(Client client, uint32_t count):
     a32_store_rel(&client.x.sb.wanted_workers, count)
 
 
+def park(Client client, uint32_t worker, bint parked):
+    """Keep a worker from taking further tasks, or let it take them again; a task that it runs goes on."""
+    cdef frt_client *slot = client.x.clients + worker
+    client.ensure()
+    if worker < frt_clients(&client.x) and a32_load_sc(&slot.parked) != <uint32_t>parked:
+        a32_store_sc(&slot.parked, parked)
+        client_wake(&client.x, worker)  # a parked one leaves the set of idle workers
+
+
 def table(Segment segment):
     """The client table as a list of dicts, one per slot in use."""
     cdef frt_ctx x
@@ -244,7 +253,7 @@ def table(Segment segment):
                 "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
                 "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
                 "task": None if slot.task == 0 else slot.task - 1, "tasks_done": slot.tasks_done,
-                "name": slot.name[:strnlen(slot.name, 64)].decode("utf-8", "replace"),
+                "parked": slot.parked != 0, "name": slot.name[:strnlen(slot.name, 64)].decode("utf-8", "replace"),
             })
     return rows
 

@@ -108,7 +108,7 @@ cdef extern from "layout.h" nogil:
         uint32_t device_parts, devices
         uint64_t other[6]
         uint32_t tallies
-        uint32_t wake, sleepers, recordings
+        uint32_t wake, sleepers, recordings, parked
         char name[64]
 
     ctypedef struct frt_entry:

@@ -16,7 +16,8 @@ more than AHEAD_MOST tasks in a row go before the front, so that every task's tu
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. A worker that takes a task wakes the next idle one if more tasks are ready, so a burst
-wakes as many workers as it needs, with one call each. A push that finds no idle worker reports the load: the uplink
+wakes as many workers as it needs, with one call each. A worker that the daemon has parked, because a task takes several
+CPUs, finds no task and is not among the idle ones. A push that finds no idle worker reports the load: the uplink
 watches it, and may forward tasks to other nodes.
 """
 from libc.stdint cimport uint32_t, uint64_t
@@ -135,7 +136,7 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
     cdef uint64_t cell, word
     cdef bint claimed = False
     cdef int rc
-    if not queue_any(x):
+    if not queue_any(x) or a32_load_rlx(&x.clients[x.me].parked):
         return FRT_NOT_FOUND
     rc = _lock(x)
     if rc != FRT_OK:

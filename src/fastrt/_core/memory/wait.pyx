@@ -179,7 +179,13 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
     a signal may have come with it, and the caller checks."""
     cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # read before the spin: a wake during it counts
     cdef int rc = FRT_OK
-    cdef int t = queue_pop(x)
+    cdef int t
+    if a32_load_sc(&x.clients[x.me].parked):
+        a32_add_sc(&x.sb.held_news, 1)  # its CPU is free: the daemon may wait for it
+        frt_futex_wake(&x.sb.held_news)
+        rc = wait_nap(x, seen, deadline_ns, <int64_t>IDLE_NAP_S * 1000000000)
+        return FRT_TIMEOUT if rc == FRT_OK else rc
+    t = queue_pop(x)
     if t != FRT_NOT_FOUND:
         return t
     if spin_ns and a32_load_rlx(&x.sb.spinner) == 0 and a32_cas_sc(&x.sb.spinner, 0, x.me + 1):

@@ -15,7 +15,7 @@ cdef void links_tell_held(frt_ctx *x) noexcept nogil
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int links_take_held(frt_ctx *x) noexcept nogil
 cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state,
-                            uint32_t devices) noexcept nogil
+                            uint32_t devices, bint first) noexcept nogil
 cdef void links_relist(frt_ctx *x) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
 cdef void links_recount(frt_ctx *x) noexcept nogil

@@ -287,10 +287,12 @@ cdef int links_take_held(frt_ctx *x) noexcept nogil:
     return rc
 
 
-cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state, uint32_t devices) noexcept nogil:
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state, uint32_t devices,
+                            bint first) noexcept nogil:
     """Give a held task another state, stamped by this client; FRT_NOT_FOUND when it is not that task, or not held.
 
-    A task that becomes READY is queued. `devices` are those that it is given, see FRT_TASK_DEMAND.
+    A task that becomes READY is queued, at the front if it is to be `first`. `devices` are those that it is given, see
+    FRT_TASK_DEMAND.
     """
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
@@ -308,7 +310,7 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state, uint
         if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):
             rc = FRT_OK
             if state == FRT_TASK_READY:
-                queue_push(x, t, False)
+                queue_push(x, t, first)
         a32_store_rel(&x.clients[x.me].pushing, 0)
     _unlock(x)
     return rc

@@ -131,15 +131,16 @@ def states(Client client, list tasks):
     return found
 
 
-def admit(Client client, uint32_t t, uint64_t id, uint32_t devices=0):
+def admit(Client client, uint32_t t, uint64_t id, uint32_t devices=0, bint first=False):
     """Queue a held task for the workers; False when it is not held any more.
 
     Args:
         t, id: the task.
         devices: a bit for each device of the node that it is given.
+        first: whether it runs before the tasks that are queued already.
     """
     client.ensure()
-    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_READY, devices))
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_READY, devices, first))
 
 
 def devices_of(Client client, uint32_t t, uint64_t id):
@@ -186,7 +187,7 @@ def device_holders(Client client):
 def claim(Client client, uint32_t t, uint64_t id):
     """Claim a held task, to run it here or forward it to another node; False when it is not held any more."""
     client.ensure()
-    if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED, 0)):
+    if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED, 0, False)):
         return False
     task_start(&client.x, t)
     return True
@@ -195,7 +196,7 @@ def claim(Client client, uint32_t t, uint64_t id):
 def refuse(Client client, uint32_t t, uint64_t id):
     """Take a held task to end it with an error; False when it is not held any more."""
     client.ensure()
-    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING, 0))
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING, 0, False))
 
 
 def news(Client client):
