@@ -32,12 +32,17 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     family = args.family or ("", "calm", "breaks", "herd", "uplinks", "wide", "losses", "breaks")[seed // 4 % 8]
     if seed // 32 % 5 == 4 and not args.family:
         family = ("actors", "streams", "both", "still")[seed % 4]
+    if seed // 32 % 5 == 3 and not args.family:
+        family = ("parts", "parted", "late", "relay", "cross")[seed % 5]
     if family:
-        nodes, tasks = (2 if family in ("calm", "breaks", "back") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
+        nodes, tasks = (2 if family in ("calm", "breaks", "back", "late") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
+        nodes, tasks = (4, 160) if family == "relay" else (nodes, tasks + 80 * (family == "cross"))
         faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2, "back": 3, "leaves": 6,
-                  "actors": 6, "streams": 8, "both": 8, "still": 0}[family]  # fmt: skip
-        retries = family in ("uplinks", "wide") or (family == "breaks" and seed % 2 == 0)
-        machines, drivers = family in ("losses", "both"), 2 + seed % 2 + 2 * (family in ("herd", "back"))
+                  "actors": 6, "streams": 8, "both": 8, "still": 0,
+                  "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12}[family]  # fmt: skip
+        retries = family in ("uplinks", "wide", "relay", "parted") or (family == "breaks" and seed % 2 == 0)
+        machines = family in ("losses", "both", "parts", "cross")
+        drivers = 2 + seed % 2 + 2 * (family in ("herd", "back", "late", "relay"))
         return Plan(seed, nodes, tasks, drivers, faults, machines, retries, skip, family)
     nodes, machines = (3, 4, 2, 5)[seed % 4], seed % 4 == 3
     tasks, faults = (60, 60, 120, 90)[seed // 4 % 4], (0, 6, 3, 8)[seed // 2 % 4]

@@ -24,19 +24,20 @@ import gc
 import io
 import os
 import random
+import re
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, uplink, value_traffic
+from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, remote_values, uplink, value_traffic
 from fastrt.cluster.claims import CLAIM_S
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net import supervise
@@ -47,12 +48,13 @@ from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
 
 from . import invariants
-from .faults import BEGIN_S, WORK_S, Faults
+from .families import FAMILIES
+from .faults import BEGIN_S, Faults
 from .items import ItemsRead
 from .links import Native, Puller, SimWaiter
 from .network import Network
 from .node import PARTS_ARE_LOST, Node
-from .program import LARGE, VALUE, Program, Shape
+from .program import VALUE, Program
 from .world import Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
@@ -61,73 +63,6 @@ CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
 ITEMS_ARE_LOST = "further items of a generator are lost"
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of run: of programs, faults and settings.
-
-    Attributes:
-        shape: the kind of its programs.
-        faults: the names of the faults that it chooses from; empty: all.
-        tidy_s, idle_s, bytes_a_second, delay_s: one of these.
-        retries: of each task; None: the seed chooses.
-        work_s: in which faults may come.
-    """
-
-    shape: Shape = field(default_factory=Shape)
-    faults: tuple[str, ...] = ()
-    tidy_s: tuple[float, ...] = (uplink._TIDY_S, 0.1, 0.02)  # more often: more releases cross other messages
-    idle_s: tuple[float, ...] = (4.0, 0.5)  # before an unused stream is closed
-    bytes_a_second: tuple[float, ...] = (1e8,)  # of fetched values
-    delay_s: tuple[float, ...] = (0.0002, 0.001, 0.01)  # the most, between two nodes
-    retries: int | None = None
-    work_s: float = WORK_S
-
-
-_HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
-_OF_ACTORS = ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "kill_actor", "kill_actor", "cut",
-              "drop_copies")  # fmt: skip
-FAMILIES = {
-    "": Family(),
-    # No faults: no error is an excuse, and no task runs twice.
-    "calm": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), functions=3, forget=0.5,
-                         cancel=0.0, kids=(0, 0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
-                   delay_s=(0.01, 0.1, 0.4)),
-    # Streams break again and again, while the same few objects are used everywhere.
-    "breaks": Family(_HOT, ("break", "break_at", "break_at", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1),
-                     (1e8, 1e6, 1e5)),
-    "uplinks": Family(_HOT, ("kill_uplink", "kill_at", "kill_at", "kill_at", "kill_and_cut", "break", "drop_copies"),
-                      (0.1, 0.02), (4.0,)),
-    # Several nodes fetch the same values slowly, and many stop.
-    "wide": Family(Shape((50_000,), 2, 0.8, (0, 0, 1), (0.01, 0.1, 0.3), 0.2, (0.05, 0.3), cancel=0.4),
-                   ("break", "drop_copies", "cut", "kill_uplink", "kill_at", "drop_copies"), (0.1, 0.02), (4.0,),
-                   (1e6, 2e5, 5e4)),
-    # The same tasks are lost several times.
-    "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5)),
-                     ("lose_node", "lose_node", "kill_worker", "drop_copies"), work_s=15.0),
-    # Nodes leave in order and others come: nothing is lost, and no task runs twice.
-    "leaves": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.01, 0.1, 0.5), 0.1, (0.01, 0.2), cancel=0.0),
-                     ("leave", "leave", "slow", "drop_copies"), (1.0, 0.1, 0.02), (4.0, 0.1), retries=0),
-    # All nodes get more tasks than they can run, and know late how busy others are. "back": large results stay away.
-    "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
-                   delay_s=(0.01, 0.1, 0.4)),
-    "back": Family(Shape(LARGE, 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)),
-                   ("slow", "drop_copies", "break"), (0.02,), delay_s=(0.01, 0.1, 0.4)),
-    # Actors on all nodes, whose handles are passed on; calls in order.
-    "actors": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.45, kill=0.06,
-                           kids=(0, 0, 1, 2)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
-    # Generators, read on the node that submits them and on others, to the end or not.
-    "streams": Family(Shape(pinned=0.5, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), streams=0.5,
-                            kids=(0, 0, 1)), ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut",
-                            "drop_copies", "slow"), (0.1, 0.02), (4.0, 0.1)),
-    "both": Family(Shape(LARGE, 0, 0.4, (0, 0, 1, 2), (0.001, 0.05, 0.3), 0.15, (0.01, 0.2, 0.8), actors=0.3, kill=0.05,
-                         streams=0.3), (*_OF_ACTORS, "lose_node", "kill_driver"), (0.1, 0.02), (4.0, 0.1)),
-    # No faults: actors die only when they are killed, and a generator's items all arrive.
-    "still": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), cancel=0.0, actors=0.35,
-                          streams=0.3, kids=(0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
-                    delay_s=(0.001, 0.01, 0.1)),
-}  # fmt: skip
 
 
 @dataclass
@@ -194,6 +129,7 @@ class Cluster:
         knobs = random.Random(plan.seed ^ 0x5E77)
         self.tidy_s = knobs.choice(family.tidy_s)
         self.idle_s = knobs.choice(family.idle_s)
+        self.world.late = family.late
         self.world.network.bytes_a_second = knobs.choice(family.bytes_a_second)
 
     def next_port(self) -> int:
@@ -278,7 +214,11 @@ class Cluster:
         A node seems to be lost if the head does not list it, and if its uplink is killed again while it is cut off.
         """
         faults = "\n".join(self.faults)
-        return not (self.may_lose or "head" in faults or ("cut" in faults and "kill the uplink" in faults))
+        if self.may_lose or "head" in faults:
+            return False
+        killed = re.findall(r"kill the uplink of (\w+)", faults)
+        is_again = len(set(killed)) < len(killed) or "receiver" in faults
+        return "cut" not in faults or not is_again
 
     def check_hops(self, number: int, hops: int) -> None:
         """Check how often a task was forwarded before it runs."""
@@ -451,6 +391,7 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (lineage.Lineage, "rebuild", rebuild_noted),
         (lineage.Lineage, "remember", remember_noted),
         (lineage.Lineage, "_run_again", run_again_noted),
+        (remote_values.RemoteValues, "give_up", invariants.give_up_noted(cluster.world.violation)),
         (value_traffic.ValueTraffic, "send", invariants.send_noted(cluster.world.violation)),
     ]
 

@@ -227,8 +227,12 @@ class Faults:
 
         return f"n{k + 1} leaves, and another one comes {seconds:.2f} s later", fault, seconds + 5.0
 
-    def _lose_node(self, rng: random.Random) -> Any:
-        k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 8
+    def _lose_guest(self, rng: random.Random) -> Any:
+        """Lose a node without drivers, if there is one: the program goes on."""
+        return self._lose_node(rng, min(self.cluster.plan.drivers, self.cluster.plan.nodes - 1))
+
+    def _lose_node(self, rng: random.Random, first: int = 0) -> Any:
+        k, seconds = rng.randrange(first, self.cluster.plan.nodes), rng.random() * 8
 
         def again() -> None:
             self.cluster.nodes[k] = Node(self.cluster, k + 1, 1 + k % 2)

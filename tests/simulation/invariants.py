@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastrt._core.objects import remote
-from fastrt.cluster import value_traffic
+from fastrt.cluster import remote_values, value_traffic
 
 
 def stream_of(exchange: Any) -> tuple[Any, int]:
@@ -100,5 +100,33 @@ def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
         send(self, ref, then, **where)
         if is_missing and len(self.values._open) > before:
             violation(f"object {ref.objref:#x} is offered to the node that has its only value")
+
+    return noted
+
+
+def give_up_noted(violation: Callable[[str], None]) -> Callable[..., None]:
+    """Return a replacement of `RemoteValues.give_up`: no value is made again of which this node has the bytes.
+
+    Args:
+        violation: called with each value that is, although an object with the same source has its bytes here.
+    """
+    give_up = remote_values.RemoteValues.give_up
+
+    def noted(self: Any, values: list[Any], why: str) -> None:
+        sharing = {one.ref.objref: one.same_as for one in values if one.same_as is not None}
+        rebuild = self.rebuild
+
+        def checked(made: Any, origin: Any, lost: str) -> None:
+            ref = getattr(made, "ref", None)  # a stand-in has none
+            same_as = None if ref is None else sharing.get(ref.objref)
+            if same_as is not None and not remote.is_missing(self.client, same_as):
+                violation(f"object {ref.objref:#x} is made again, and object {same_as.objref:#x} has its bytes here")
+            rebuild(made, origin, lost)
+
+        self.rebuild = checked
+        try:
+            give_up(self, values, why)
+        finally:
+            self.rebuild = rebuild
 
     return noted

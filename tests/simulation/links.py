@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .node import Node
 
 BACKLOG_S = 300e-6
-LATE_S = 0.05  # of a waiter's thread that the machine runs late
 
 
 class SimWaiter(LoopWaiter):
@@ -45,7 +44,8 @@ class SimWaiter(LoopWaiter):
         if found or (self._sources and (now >= self._due or self._watch.word() != self._seen)):
             self._serving = True
             world = self._process.world
-            late_s = world.rng.random() * LATE_S if world.rng.random() < 0.1 else 0.0
+            share, most_s = world.late
+            late_s = world.rng.random() * most_s if world.rng.random() < share else 0.0
             self.loop.call_later(late_s, self._serve, found[::-1])
 
     def _rest(self) -> None:

@@ -88,6 +88,11 @@ class Member:
             TaskCancelledError: it was.
         """
 
+    def know(self, scope: dict[str, Any], key: str, ref: Any) -> None:
+        """Take a reference that was found in a value; other references may have led to the same object before."""
+        if key not in scope or self.node.cluster.program.takes_newest:
+            scope[key] = ref
+
     async def submit(self, spec: TaskSpec, scope: dict[str, Any]) -> bool:
         """Submit a task, or make a call once the handle of its actor is here; return False if that is lost."""
         if spec.actor:
@@ -126,7 +131,7 @@ class Member:
             cluster.check(value[0], value, f"a reader on {self.node.host}")
             cluster.items.read(value[3], value[0], generator, f"a reader on {self.node.host}")
             for inner, inside in zip(cluster.program.contents[value[0]], inside_of(value), strict=True):
-                scope.setdefault(inner, inside)
+                self.know(scope, inner, inside)
         return False
 
     async def check_end(self, key: str, generator: Any, end: Any) -> None:
@@ -249,6 +254,8 @@ class Worker(Member):
             await self.yield_items(task, spec, refs[0], scope)
             return
         for k, key in enumerate(spec.results):
+            if k and spec.gap_s:
+                await self.pause_for(spec.gap_s)
             if len(spec.results) == 1 and not cluster.program.contents[key] and not cluster.program.sizes[key]:
                 assert core.finish_scalar(self.client, task, key)
                 return
@@ -272,7 +279,7 @@ class Worker(Member):
                 raise
             cluster.check(key, value, f"task {spec.number} on {self.node.host}")
             for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
-                scope.setdefault(inner, inside)
+                self.know(scope, inner, inside)
 
     async def pause_for(self, seconds: float) -> None:
         """Work for a while, or until the task is cancelled."""
@@ -400,7 +407,7 @@ class Driver(Member):
             return
         cluster.check(key, value, f"the driver on {self.node.host}")
         for inner, inside in zip(cluster.program.contents[key], inside_of(value), strict=True):
-            self.refs.setdefault(inner, inside)
+            self.know(self.refs, inner, inside)
             if deep and inner not in seen and not isinstance(inside, ObjectRefGenerator):
                 seen.add(inner)
                 await self.get(inner, inside, deep - 1, seen)

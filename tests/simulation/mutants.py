@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant("copy: no word of a value that is not offered", "value_traffic",
            '        offered = 0\n', '        offered = 0\n        if not here:\n            return\n', 0),
     Mutant("kept: one name of a shared value ends all", "large_values",
-           "            del named[objref]\n", "            named.clear()\n"),
+           "            del named[objref]\n", "            named.clear()\n", 11, "relay"),
     Mutant("export: sent after its release", "peer_stream",
            "if self.closed or self.references.exported_ref(ref.objref) is None:", "if self.closed:", 1),
     Mutant("lineage: a record that keeps its own object", "value_traffic",
@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("35c16f7: cancellations are not passed on", "peer_stream",
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", "", 22),
     Mutant("7eff943: results of accepted tasks are released", "peer_stream",
-           "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()"),
+           "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()", 11, "late"),
     Mutant("tasks of other nodes go on after the uplink's death", "jobs",
            "return tag << JOB_BITS | self._client.job", "return tag << JOB_BITS", 16, "uplinks"),
     Mutant("stand-ins: those of the last uplink", "uplink", "        self._tables.adopt_stand_ins()\n", "", 16),
@@ -76,7 +76,7 @@ MUTANTS = [
            "if objref not in self._open or not message.native or message.contains or message.error:",
            "if objref not in self._open or not message.native:", 2120),
     Mutant("lineage: a task that begins again has as many runs as before", "value_traffic",
-           "self._tables.lineage.count_run(sent.record)", "pass"),
+           "self._tables.lineage.count_run(sent.record)", "pass", 12, "parts"),
     Mutant("generator: its readers wait without end after the uplink's death", "value_traffic",
            "        end_abandoned(self._store)\n", "", 137),
     Mutant("export: a small value is sent later than its name", "peer_stream",
@@ -135,7 +135,7 @@ MUTANTS = [
            "        self.forwarded -= forwarded.remote is None\n        return forwarded, was_sealed\n",
            "        return forwarded, was_sealed\n", 0),
     Mutant("absent: a node that is back is given up", "claims",
-           "        elif is_member and self.until", "        elif False and self.until"),
+           "        elif is_member and self.until", "        elif False and self.until", 3, "parted"),
 ]  # fmt: skip
 
 

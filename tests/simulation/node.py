@@ -161,6 +161,8 @@ class Node:
         self.drivers: list[Driver] = []
         self.world.after(1.0, self._tend)
         self.world.after(1.0, self._sweep)
+        if cluster.family.full_s:
+            self.world.after(1.0, self._stay_full)
 
     def _add(self, member: Any) -> Any:
         self.members[member.slot] = member
@@ -235,6 +237,12 @@ class Node:
         if self.alive:
             functions.sweep(self.client)
             self.world.after(self.world.rng.random(), self._sweep)
+
+    def _stay_full(self) -> None:
+        """Drop copies again and again."""
+        if self.alive:
+            self.drop_copies()
+            self.world.after(2 * self.world.rng.random() * self.cluster.family.full_s, self._stay_full)
 
     def drop_copies(self) -> None:
         """Drop copies of values that other nodes keep, as a full store does."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
 LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
+HOT_BYTES_MIN = 50_000
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
 
@@ -39,6 +40,8 @@ class Shape:
         actors: how many of a driver's operations are about actors.
         kill: how many of these kill one.
         streams: how many tasks and calls are generators.
+        gaps: how long a task works between two of its results, at most; one of these. Empty: not at all.
+        holds: how many values hold only some of twice `hot` large objects; 0: all of them hold any.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -55,6 +58,8 @@ class Shape:
     actors: float = 0.0
     kill: float = 0.0
     streams: float = 0.0
+    gaps: tuple[float, ...] = ()
+    holds: float = 0.0
 
 
 @dataclass
@@ -92,6 +97,7 @@ class TaskSpec:
         limit: unread items with which it pauses; 0: it never does.
         pause_s: before each item.
         reads: generators that it reads, and how many items of each at most.
+        gap_s: between two results.
     """
 
     number: int
@@ -110,6 +116,7 @@ class TaskSpec:
     limit: int = 0
     pause_s: float = 0.0
     reads: list[tuple[str, int]] = field(default_factory=list)
+    gap_s: float = 0.0
 
     @property
     def names(self) -> list[str]:
@@ -135,6 +142,8 @@ class Program:
         self._shape = shape = shape or Shape()
         self._retries = retries
         self._left = tasks
+        self.takes_newest = shape.holds > 0  # of the names of an object that a process knows, the last one is used
+        self._hot: set[str] = set()  # large objects that many values hold
         self.tasks: dict[int, TaskSpec] = {}
         self.actors: dict[str, ActorSpec] = {}
         self.killed: set[str] = set()  # actors that drivers kill
@@ -155,10 +164,19 @@ class Program:
     def _object(self, key: str, holds: list[str], outcome: str) -> str:
         self.contents[key], self.sizes[key] = holds, self._rng.choice(self._shape.sizes)
         self.outcome[key] = outcome
+        is_hot = self._shape.holds and key[0] == "t" and not holds and self.sizes[key] >= HOT_BYTES_MIN
+        if is_hot and len(self._hot) < 2 * self._shape.hot:
+            self._hot.add(key)
         return key
 
     def _some(self, scope: list[str], most: int) -> list[str]:
         return self._rng.sample(scope, min(len(scope), self._rng.randint(0, most)))
+
+    def _held(self, scope: list[str], most: int) -> list[str]:
+        """What a value holds."""
+        shape = self._shape
+        hot = [key for key in scope if key in self._hot] if shape.holds and self._rng.random() < shape.holds else []
+        return self._some(hot or scope, most)
 
     def _driver(self, index: int) -> list[tuple]:
         return [("scope", [])]
@@ -176,7 +194,7 @@ class Program:
                 continue
             what = rng.random()
             if what < 0.2:
-                key = self._object(f"p{len(self.contents)}", self._some(scope, 2), VALUE)
+                key = self._object(f"p{len(self.contents)}", self._held(scope, 2), VALUE)
                 made.append(("put", key))
                 self.by_driver.append((self.contents[key], [key]))
                 scope.append(key)
@@ -268,7 +286,11 @@ class Program:
         scope = [key for key in scope if not key.endswith("*")]
         few = scope[:: max(1, len(scope) // 3)]  # that many tasks want at the same time, on different nodes
         few = scope[: shape.hot] if shape.hot else few
-        task = TaskSpec(len(self.tasks) + 1, self._some(few if rng.random() < 0.4 else scope, 3))
+        if shape.holds:  # most tasks pass the hot objects on unread
+            few = [key for key in scope if key in self._hot]
+            scope = [key for key in scope if key not in self._hot]
+        share = 0.2 if shape.holds else 0.4
+        task = TaskSpec(len(self.tasks) + 1, self._some(few if rng.random() < share else scope, 3))
         self.tasks[task.number] = task
         task.duration_s = rng.random() * rng.choice(shape.durations)
         if shape.pinned:
@@ -278,6 +300,7 @@ class Program:
         task.retries = self._retries if self._retries is not None else rng.choice((0, 1, 3, -1))
         task.cpus = rng.choice((0, 0, 0, 0.5, 1)) if depth == 0 else 0
         task.fails = rng.random() < 0.02
+        task.gap_s = rng.random() * rng.choice(shape.gaps) if shape.gaps else 0.0
         if actor:
             task.actor, task.cpus, task.retries = actor, 0, rng.choice((0, 0, 1, -1))
         inner = list(task.args)
@@ -288,7 +311,7 @@ class Program:
                 task.reads.append((key, rng.choice((1, 3, 100))))
                 task.cpus, task.where = 0.0, -1
         for _ in range(rng.choice((0, 0, 1, 2))):
-            task.puts.append(self._object(f"t{task.number}/{len(task.puts)}", self._some(inner, 1), VALUE))
+            task.puts.append(self._object(f"t{task.number}/{len(task.puts)}", self._held(inner, 1), VALUE))
         inner += task.puts
         for _ in range(rng.choice(shape.kids) if depth < 2 and self._left > 0 else 0):
             known = [key for key in inner if key in self.actors]
@@ -299,7 +322,7 @@ class Program:
             self._make_generator(task, inner)
             return task
         for k in range(rng.choice(shape.results)):
-            key = self._object(f"t{task.number}.{k}", self._some(inner, 3), ERROR if task.fails else VALUE)
+            key = self._object(f"t{task.number}.{k}", self._held(inner, 3), ERROR if task.fails else VALUE)
             self.maker[key] = task.number
             task.results.append(key)
         return task

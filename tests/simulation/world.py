@@ -164,6 +164,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.network: Any = None
+        self.late = (0.0, 0.0)  # how often a thread runs late, and by how many seconds at most
         self.violations: list[str] = []
         self.log: deque[str] = deque(maxlen=4000)
 

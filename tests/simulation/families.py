@@ -1,0 +1,99 @@
+"""The kinds of runs that a seed chooses from: of programs, faults and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastrt.cluster import uplink
+
+from .faults import WORK_S
+from .program import LARGE, Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of run: of programs, faults and settings.
+
+    Attributes:
+        shape: the kind of its programs.
+        faults: the names of the faults that it chooses from; empty: all.
+        tidy_s, idle_s, bytes_a_second, delay_s: one of these.
+        retries: of each task; None: the seed chooses.
+        work_s: in which faults may come.
+        late: how often the thread that waits for objects runs late, and by how many seconds at most.
+        full_s: how often full stores drop copies of other nodes' values, on average; 0: they do not.
+    """
+
+    shape: Shape = field(default_factory=Shape)
+    faults: tuple[str, ...] = ()
+    tidy_s: tuple[float, ...] = (uplink._TIDY_S, 0.1, 0.02)  # more often: more releases cross other messages
+    idle_s: tuple[float, ...] = (4.0, 0.5)  # before an unused stream is closed
+    bytes_a_second: tuple[float, ...] = (1e8,)  # of fetched values
+    delay_s: tuple[float, ...] = (0.0002, 0.001, 0.01)  # the most, between two nodes
+    retries: int | None = None
+    work_s: float = WORK_S
+    late: tuple[float, float] = (0.1, 0.05)
+    full_s: float = 0.0
+
+
+_HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
+_OF_ACTORS = ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "kill_actor", "kill_actor", "cut",
+              "drop_copies")  # fmt: skip
+FAMILIES = {
+    "": Family(),
+    # No faults: no error is an excuse, and no task runs twice.
+    "calm": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), functions=3, forget=0.5,
+                         cancel=0.0, kids=(0, 0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
+                   delay_s=(0.01, 0.1, 0.4)),
+    # Streams break again and again, while the same few objects are used everywhere.
+    "breaks": Family(_HOT, ("break", "break_at", "break_at", "cut", "slow", "drop_copies"), (0.1, 0.02), (4.0, 0.1),
+                     (1e8, 1e6, 1e5)),
+    "uplinks": Family(_HOT, ("kill_uplink", "kill_at", "kill_at", "kill_at", "kill_and_cut", "break", "drop_copies"),
+                      (0.1, 0.02), (4.0,)),
+    # Several nodes fetch the same values slowly, and many stop.
+    "wide": Family(Shape((50_000,), 2, 0.8, (0, 0, 1), (0.01, 0.1, 0.3), 0.2, (0.05, 0.3), cancel=0.4),
+                   ("break", "drop_copies", "cut", "kill_uplink", "kill_at", "drop_copies"), (0.1, 0.02), (4.0,),
+                   (1e6, 2e5, 5e4)),
+    # The same tasks are lost several times.
+    "losses": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.3, 1.0, 2.0), 0.05, (0.01, 0.5)),
+                     ("lose_node", "lose_node", "kill_worker", "drop_copies"), work_s=15.0),
+    # Nodes leave in order and others come: nothing is lost, and no task runs twice.
+    "leaves": Family(Shape(LARGE, 2, 0.6, (0, 0, 1), (0.01, 0.1, 0.5), 0.1, (0.01, 0.2), cancel=0.0),
+                     ("leave", "leave", "slow", "drop_copies"), (1.0, 0.1, 0.02), (4.0, 0.1), retries=0),
+    # All nodes get more tasks than they can run, and know late how busy others are. "back": large results stay away.
+    "herd": Family(Shape((0, 300), 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)), ("slow",),
+                   delay_s=(0.01, 0.1, 0.4)),
+    "back": Family(Shape(LARGE, 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)),
+                   ("slow", "drop_copies", "break"), (0.02,), delay_s=(0.01, 0.1, 0.4)),
+    # Actors on all nodes, whose handles are passed on; calls in order.
+    "actors": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.45, kill=0.06,
+                           kids=(0, 0, 1, 2)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
+    # Generators, read on the node that submits them and on others, to the end or not.
+    "streams": Family(Shape(pinned=0.5, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), streams=0.5,
+                            kids=(0, 0, 1)), ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut",
+                            "drop_copies", "slow"), (0.1, 0.02), (4.0, 0.1)),
+    "both": Family(Shape(LARGE, 0, 0.4, (0, 0, 1, 2), (0.001, 0.05, 0.3), 0.15, (0.01, 0.2, 0.8), actors=0.3, kill=0.05,
+                         streams=0.3), (*_OF_ACTORS, "lose_node", "kill_driver"), (0.1, 0.02), (4.0, 0.1)),
+    # No faults: actors die only when they are killed, and a generator's items all arrive.
+    "still": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.05), burst_s=(0.02, 0.1, 0.5), cancel=0.0, actors=0.35,
+                          streams=0.3, kids=(0, 0, 1)), (), (1.0, 0.1, 0.02), (0.05, 0.02), retries=0,
+                    delay_s=(0.001, 0.01, 0.1)),
+    # Tasks end with one result at a time, and fall between two of them; then the node that keeps the first one is lost.
+    "parts": Family(Shape(LARGE, 2, 0.5, (0, 0, 1), (0.01, 0.1, 0.5), 0.05, (0.01, 0.5), (2, 3), gaps=(0.02, 0.2, 0.6)),
+                    ("break", "break", "break_at", "lose_node", "lose_node", "kill_worker", "drop_copies"),
+                    bytes_a_second=(1e8, 1e5), work_s=8.0),
+    # A node is cut off while its uplink is started again: it is a member, and others must wait for it.
+    "parted": Family(_HOT, ("kill_and_cut", "kill_and_cut", "drop_copies"), (0.1, 0.02), (4.0,)),
+    # As "back", on nodes that are so busy that the threads which wait for objects run late.
+    "late": Family(Shape(LARGE, 1, 0.0, (0, 0, 2, 4), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,)),
+                   ("slow", "drop_copies"), (0.02,), delay_s=(0.01, 0.1, 0.4), late=(0.5, 0.3)),
+    # The same few large objects come to a node in several ways, in values that are passed on and read late.
+    "relay": Family(Shape((300, 50_000, 50_000), 1, 0.8, (1, 2, 2), (0.001, 0.05, 0.2), 0.1, (0.01, 0.1), (1,),
+                          functions=2, forget=0.1, cancel=0.1, holds=0.9),
+                    ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5, 3e4), late=(0.3, 0.1), full_s=0.2),
+    # Streams break on a slow network: what is on its way crosses the claims, and one object has several names.
+    "cross": Family(Shape((0, 50_000, 50_000), 3, 0.9, (0, 1), (0.01, 0.1, 0.3), 0.1, (0.3, 1.5), (1, 1, 2),
+                          cancel=0.02),
+                    ("break", "break", "break_at", "break_at", "lose_guest"), (0.1, 0.02), (4.0,), (1e6, 1e5),
+                    (0.02, 0.1, 0.3), late=(0.3, 0.1), full_s=0.5),
+}  # fmt: skip
