@@ -57,6 +57,15 @@ def test_what_fits_runs_here_in_the_order_of_submission():
     assert here.decide() == [(3, "admit", "")]
 
 
+def test_task_that_is_forgotten_and_waits_again_is_placed_once():
+    here = Here()
+    here.submit(demand())
+    here.placing.forget(TaskKey(1, 1))
+    here.placing.wait(TaskKey(1, 1), demand(), here.now)
+    assert here.decide() == [(1, "admit", "")]
+    assert here.placing.used["CPU"] == ONE
+
+
 def test_what_does_not_fit_is_passed_over_but_not_for_ever():
     here = Here(cpu=2)
     here.submit(demand(1))
@@ -330,7 +339,7 @@ def test_count_is_the_sum_whatever_happens(seed):
         for name in ("CPU", "gpu"):
             used = sum(
                 dict(entry.demand.amounts).get(name, 0)
-                for entry in entries.values()
+                for entry in entries
                 if entry.place == HERE or (entry.place == BLOCKED and name != "CPU")
             )
             assert used == here.placing.used[name]

@@ -42,9 +42,9 @@ def test_equal_bytes_go_where_the_load_is_less():
 def test_least_loaded_is_taken_without_bytes():
     nodes = cluster(3)
     for node, load in ((0, 2), (1, 1)):
-        nodes.report(node, {"num_cpus": 8}, {"num_cpus": 8}, load)
+        nodes.report(nodes[node], {"num_cpus": 8}, load)
     assert [nodes.place(Demand(CPU)) for _ in range(6)] == [2, 1, 2, 0, 1, 2]
-    nodes.report(0, {"num_cpus": 8}, {"num_cpus": 5}, 0)
+    nodes.report(nodes[0], {"num_cpus": 5}, 0)
     assert nodes.place(Demand(CPU)) == 0
 
 
@@ -148,7 +148,7 @@ def test_heaps_agree_with_a_plain_search(operations, seed):
         elif what == "queue" and alive:
             node = nodes[alive[value % len(alive)]]
             free = {"num_cpus": value % 4, "gpu": value % 3}
-            nodes.report(node.id, free, free, value % 5)
+            nodes.report(node, free, value % 5)
             running = [each for each in running if each[0] != node.id]
         elif what == "gain" and alive:
             nodes.gain(alive[value % len(alive)], {rng.choice(["num_cpus", "gpu"]): 1})

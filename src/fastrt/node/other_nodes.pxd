@@ -8,28 +8,37 @@ from fastrt.scheduler.policy cimport Node, Placement
 cdef int64_t _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT, _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _A_CPU
 
 
-@cython.locals(cpus=int64_t, use=int64_t, room=int64_t, whole=int64_t)
-cpdef int64_t load_of(dict total, int64_t free, int64_t spread, int64_t order) except -1
+@cython.locals(use=int64_t, room=int64_t, whole=int64_t)
+cpdef int64_t load_of(int64_t cpus, int64_t free, int64_t spread, int64_t order) except -1
 
 
 @cython.final
 cdef class _OtherNode:
+    cdef public str node
     cdef public int64_t order
     cdef public object view
+    cdef public Node ranked
+    cdef public int64_t cpus
     cdef public int64_t spread
     cdef public dict mine
     cdef public dict others
     cdef public object ended
     cdef public object reported
 
-    @cython.locals(name=str, total=int64_t, free=dict)
-    cpdef see(self, object view)
+    @cython.locals(name=str, total=int64_t, used=int64_t, free=dict, has_changed=bint)
+    cpdef bint see(self, object view) except -1
 
     cpdef int64_t free(self, dict total, str name) except? -1
     cpdef int64_t ahead(self, double now) except -1
 
-    @cython.locals(share=int64_t, ahead=int64_t, free=int64_t, parts=int64_t, name=str, total=dict)
+    @cython.locals(ranked=Node, ahead=int64_t, free=int64_t, parts=int64_t, name=str)
     cpdef bint room(self, tuple amounts, double now) except -1
+
+
+@cython.final
+cdef class Search:
+    cdef public tuple amounts
+    cdef public dict left
 
 
 @cython.final
@@ -43,23 +52,29 @@ cdef class OtherNodes:
     cdef public dict _searches
     cdef public dict _is_able
 
-    @cython.locals(there=_OtherNode, node=str, name=str, load=int64_t, totals=dict, free=dict)
+    @cython.locals(there=_OtherNode, node=str, is_same=bint, totals=dict)
     cpdef see(self, object views, object left)
 
-    @cython.locals(there=_OtherNode)
-    cpdef ended(self, str node, double now)
+    @cython.locals(name=str, free=dict)
+    cdef _rank(self, _OtherNode there, dict totals)
+    cdef _unrank(self, _OtherNode there)
 
-    @cython.locals(there=_OtherNode, name=str, load=int64_t)
-    cpdef charge(self, str node, tuple amounts, int sign, bint spread)
+    cpdef _OtherNode at(self, str node)
+    cpdef ended(self, _OtherNode there, double now)
+
+    @cython.locals(ranked=Node, name=str, parts=int64_t, change=int64_t, load=int64_t)
+    cpdef charge(self, _OtherNode there, tuple amounts, int sign, bint spread)
 
     @cython.locals(best=Node)
     cpdef choose(self, object demand, object near)
 
-    @cython.locals(best=Node, beside=Node)
+    @cython.locals(best=Node, there=_OtherNode, beside=Node)
     cpdef least_used(self, tuple amounts, object near, object here)
 
-    @cython.locals(left=dict, there=_OtherNode)
-    cpdef soon(self, tuple search, object near, double now)
+    @cython.locals(left=dict, there=_OtherNode, beside=_OtherNode)
+    cpdef soon(self, Search search, object near, double now)
 
-    @cython.locals(left=dict)
-    cdef _look_again(self, str node, _OtherNode there)
+    cpdef stop_search(self, Search search)
+
+    @cython.locals(search=Search)
+    cdef _look_again(self, _OtherNode there)

@@ -2,7 +2,7 @@
 
 `placing` passes on what the nodes report and what it sends to them. The scheduling policy keeps the nodes in order of
 load, so a choice costs O(log n). A node that finishes tasks quickly may get a few more than it has room for. A task
-that found no node is compared again only with nodes that have changed: a search remembers which ones those are.
+that found no node is compared again only with nodes that may have more room since: a search remembers which ones.
 
 Compiled with the types in other_nodes.pxd when the package is built; ADR 5 says why.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from heapq import nlargest
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.scheduler.policy import Placement
+from fastrt.scheduler.policy import Node, Placement
 from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import CPU, PACK, Demand
 
@@ -33,16 +33,16 @@ _A_CPU = RESOURCE_PARTS
 _NEAR_TRIED = 4  # nodes with bytes of the arguments that are compared with the least used one
 
 
-def load_of(total: Mapping[str, int], free: int, spread: int, order: int) -> int:
+def load_of(cpus: int, free: int, spread: int, order: int) -> int:
     """How much a node is used, for the policy.
 
     Args:
-        total: parts of its resources by name.
+        cpus: parts of a CPU that it has.
         free: parts of a CPU that are free.
         spread: tasks with the strategy "spread" that were sent there.
         order: among equally loaded nodes.
     """
-    cpus = total.get(CPU, 0) or 1
+    cpus = cpus or 1
     free = cpus if free > cpus else max(free, 0)
     use = _ALL_IN_USE - free * _ALL_IN_USE // cpus
     room, whole = _ROOM_MAX, free // _A_CPU
@@ -56,23 +56,37 @@ def load_of(total: Mapping[str, int], free: int, spread: int, order: int) -> int
 class _OtherNode:
     """One node: its report, and the resources in use there, by tasks of this node and by others."""
 
-    def __init__(self, order: int) -> None:
+    def __init__(self, node: str, order: int) -> None:
+        self.node = node
         self.order = order
         self.view: NodeRow | None = None  # None: it has left
+        self.ranked: Node | None = None  # its place in the policy; None: it runs nothing
+        self.cpus = 0  # parts of a CPU that it has
         self.spread = 0
         self.mine: dict[str, int] = {}
         self.others: dict[str, int] = {}
         self.ended: deque[float] = deque()
         self.reported: Mapping[str, int] | None = None
 
-    def see(self, view: NodeRow) -> None:
-        """Count resources in use there that are not used by this node as used by others, until the next report."""
+    def see(self, view: NodeRow) -> bool:
+        """Count resources in use there that are not used by this node as used by others, until the next report.
+
+        Returns:
+            Whether these amounts are others than before.
+        """
         self.view = view
-        if view.free == self.reported:
-            return  # the report of another node has changed
-        free = self.reported = view.free
+        free = view.free
+        if free == self.reported:
+            return False  # the report of another node has changed
+        self.reported = free
+        has_changed = False
         for name, total in view.total.items():
-            self.others[name] = max(0, total - free.get(name, 0) - self.mine.get(name, 0))
+            used = total - free.get(name, 0) - self.mine.get(name, 0)
+            used = 0 if used < 0 else used
+            if used != self.others.get(name, 0):
+                self.others[name] = used
+                has_changed = True
+        return has_changed
 
     def free(self, total: Mapping[str, int], name: str) -> int:
         """Free parts of a resource of which it has these totals."""
@@ -86,22 +100,33 @@ class _OtherNode:
 
     def room(self, amounts: Amounts, now: float) -> bool:
         """Whether it should get a task now: it has room, or will have soon."""
-        view = self.view
-        if view is None or not view.total:
+        ranked, view = self.ranked, self.view
+        if ranked is None or view is None:
             return False
-        share, ahead = 1, -1
+        ahead = -1
         for name, parts in amounts:
-            total = view.total
-            if total.get(name, 0) < parts:
-                return False
-            free = self.free(total, name)
+            free = int(ranked.free(name))
             if free < parts:
                 if ahead < 0:
                     ahead = self.ahead(now)
-                    share = 1 - ahead
-                if ahead == 0 or free < parts * share:
+                if ahead == 0 or free < parts * (1 - ahead) or view.total.get(name, 0) < parts:
                     return False
         return True
+
+
+class Search:
+    """The search of waiting tasks for a node that will have room soon.
+
+    Args:
+        amounts: that they demand of resources.
+
+    Attributes:
+        left: the nodes that may have room since they were looked at.
+    """
+
+    def __init__(self, amounts: Amounts) -> None:
+        self.amounts = amounts
+        self.left: dict[_OtherNode, None] = {}
 
 
 class OtherNodes:
@@ -120,8 +145,8 @@ class OtherNodes:
         self._known: dict[str, _OtherNode] = {}  # also nodes that have left, while tasks of this node are there
         self._policy = Placement()  # those that have workers
         self._names: dict[str, str] = {}  # ids by name
-        self._quick: dict[str, None] = {}  # those that have finished tasks of this node a moment ago
-        self._searches: dict[Hashable, dict[str, None]] = {}
+        self._quick: dict[_OtherNode, None] = {}  # those that have finished tasks of this node a moment ago
+        self._searches: dict[Search, None] = {}
         self._is_able: dict[Amounts, bool] = {}  # see `able`; until the nodes have other resources
 
     def see(self, views: Iterable[NodeRow], left: Iterable[str] | None) -> None:
@@ -133,48 +158,67 @@ class OtherNodes:
         if gone:
             self._is_able.clear()
         for node, view in changed.items():
-            before = self.views.get(node)
-            if before is None or before is view or before.total != view.total:
-                self._is_able.clear()
-            self.views[node] = view
-            self._names[view.name] = node
             there = self._known.get(node)
             if there is None:
                 order = zlib.crc32(f"{self.node} {node}".encode()) & _ORDERS
-                there = self._known[node] = _OtherNode(order)
-            there.see(view)
-            totals = view.total
-            if totals:
-                free = {name: there.free(totals, name) for name in totals}
-                load = load_of(totals, free.get(CPU, 0), there.spread, there.order)
-                self._policy.report(node, totals, free, load)
-                self._look_again(node, there)
-            elif node in self._policy:
-                self._policy.remove(node)
+                there = self._known[node] = _OtherNode(node, order)
+            before, totals = there.view, view.total
+            is_same = before is not None and before is not view and before.total == totals
+            self.views[node] = view
+            self._names[view.name] = node
+            if there.see(view) or not is_same:
+                self._rank(there, totals)
+            if not is_same:
+                self._is_able.clear()
+
+    def _rank(self, there: _OtherNode, totals: dict[str, int]) -> None:
+        """Have the policy know what a node has free now."""
+        there.cpus = totals.get(CPU, 0)
+        if not totals:
+            self._unrank(there)
+            return
+        if there.ranked is None:
+            cpus = {CPU: there.cpus} if there.cpus else {}  # first, as nearly all tasks demand it
+            there.ranked = self._policy.add(there.node, cpus | totals)
+        free = {name: there.free(totals, name) for name in totals}
+        self._policy.report(there.ranked, free, load_of(there.cpus, free.get(CPU, 0), there.spread, there.order))
+        self._look_again(there)
+
+    def _unrank(self, there: _OtherNode) -> None:
+        if there.ranked is not None:
+            self._policy.remove(there.node)
+            there.ranked = None
 
     def drop_gone(self, used: Collection[str]) -> None:
         """Forget nodes that have left, unless tasks of this node are there."""
         for node in [node for node in self._known if node not in self.views and node not in used]:
-            del self._known[node]
-            self._quick.pop(node, None)
+            self._quick.pop(self._known.pop(node), None)
 
-    def charge(self, node: str, amounts: Amounts, sign: int, spread: bool) -> None:
+    def at(self, node: str) -> _OtherNode:
+        """A node, for `charge` and `ended`: the same object as long as tasks of this node are there."""
+        return self._known[node]
+
+    def charge(self, there: _OtherNode, amounts: Amounts, sign: int, spread: bool) -> None:
         """Count what a task takes on a node (sign=1), or gives back (-1)."""
-        there = self._known[node]
         there.spread += sign * spread
+        ranked = there.ranked
         for name, parts in amounts:
-            there.mine[name] = there.mine.get(name, 0) + sign * parts
-        view = there.view
-        if view is not None and node in self._policy:
-            load = load_of(view.total, there.free(view.total, CPU), there.spread, there.order)
-            self._policy.change(node, amounts, sign, load)
-            self._look_again(node, there)
+            change = sign * parts
+            there.mine[name] = there.mine.get(name, 0) + change
+            if ranked is not None:
+                ranked.use(name, change)
+        if ranked is not None:
+            load = load_of(there.cpus, int(ranked.free(CPU)), there.spread, there.order)
+            if sign < 0:
+                self._policy.rank(ranked, load)
+                self._look_again(there)
+            else:
+                ranked.load = load  # it has become higher: the policy finds that out by itself
 
-    def ended(self, node: str, now: float) -> None:
+    def ended(self, there: _OtherNode, now: float) -> None:
         """A task of this node has ended there."""
-        there = self._known[node]
         there.ended.append(now)
-        self._quick[node] = None
+        self._quick[there] = None
 
     def free(self, node: str, name: str) -> int:
         """Free parts of a resource of a node that is there."""
@@ -211,31 +255,33 @@ class OtherNodes:
         if best is None or (here is not None and here <= best.load):
             return None
         for node in nlargest(_NEAR_TRIED, near, key=near.__getitem__):
-            if node in self._policy:
-                beside = self._policy[node]
-                if beside.load >> _SPREAD_SHIFT <= best.load >> _SPREAD_SHIFT and beside.fits(amounts):
-                    return node
+            there = self._known.get(node)
+            beside = None if there is None else there.ranked
+            is_used_more = beside is None or beside.load >> _SPREAD_SHIFT > best.load >> _SPREAD_SHIFT
+            if beside is not None and not is_used_more and beside.fits(amounts):
+                return node
         return str(best.id)
 
-    def soon(self, search: tuple[Demand, int], near: Mapping[str, int], now: float) -> str | None:
+    def soon(self, search: Search, near: Mapping[str, int], now: float) -> str | None:
         """A node that will have room soon, if possible one that is near. The same search does not look twice."""
-        left = self._searches.get(search)
-        if left is None:
-            for node in [node for node in self._quick if not self._known[node].ahead(now)]:
-                del self._quick[node]
-            left = self._searches[search] = {node: None for node in self._quick if node in self.views}
-        amounts = search[0].amounts
+        left = search.left
+        if search not in self._searches:
+            for there in [there for there in self._quick if not there.ahead(now)]:
+                del self._quick[there]
+            left |= {there: None for there in self._quick if there.view is not None}
+            self._searches[search] = None
         for node in nlargest(_NEAR_TRIED, near, key=near.__getitem__) if near else ():
-            if node in left and self._known[node].room(amounts, now):
+            beside = self._known.get(node)
+            if beside is not None and beside in left and beside.room(search.amounts, now):
                 return node
         while left:
-            node = next(iter(left))
-            if self._known[node].room(amounts, now):
-                return node
-            del left[node]  # until it changes
+            there, _ = left.popitem()  # until it changes
+            if there.room(search.amounts, now):
+                left[there] = None
+                return there.node
         return None
 
-    def stop_search(self, search: tuple[Demand, int]) -> None:
+    def stop_search(self, search: Search) -> None:
         """Nothing with this demand waits any more."""
         self._searches.pop(search, None)
 
@@ -248,21 +294,21 @@ class OtherNodes:
                 known = {name: self._policy[node].free(name) for name in view.total}
                 assert known == {name: self.free(node, name) for name in view.total}, f"{node} has other amounts free"
 
-    def _look_again(self, node: str, there: _OtherNode) -> None:
-        """Let tasks that found no node look at one that has changed."""
+    def _look_again(self, there: _OtherNode) -> None:
+        """Let tasks that found no node look at one that may have more room."""
         if there.ended:
-            for left in self._searches.values():
-                left[node] = None
+            for search in self._searches:
+                search.left[there] = None
 
     def _lose(self, node: str) -> None:
         """Forget the report of a node that has left."""
         view = self.views.pop(node, None)
         if view is None:
             return
-        self._known[node].view = None
+        there = self._known[node]
+        there.view = None
         if self._names.get(view.name) == node:
             del self._names[view.name]
-        if node in self._policy:
-            self._policy.remove(node)
-        for left in self._searches.values():
-            left.pop(node, None)
+        self._unrank(there)
+        for search in self._searches:
+            search.left.pop(there, None)

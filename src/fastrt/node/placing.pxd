@@ -2,13 +2,18 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from fastrt.node.other_nodes cimport OtherNodes
+from fastrt.node.other_nodes cimport OtherNodes, Search, _OtherNode
 
 
 @cython.final
+@cython.no_gc  # it is in no cycle: a key, a demand and a node do not lead back to it
 cdef class _Entry:
     cdef public object key
     cdef public object demand
+    cdef public tuple amounts
+    cdef public bint is_spread
+    cdef public bint is_bundle
+    cdef public _OtherNode there
     cdef public int place
     cdef public str node
     cdef public double since
@@ -21,6 +26,7 @@ cdef class _Entry:
 @cython.final
 cdef class _Line:
     cdef public tuple choices
+    cdef public list searches
     cdef public object tasks
     cdef public int64_t passed
     cdef public bint warned
@@ -71,19 +77,19 @@ cdef class Placing:
     cdef int64_t _free(self, str name) except? -1
     cdef dict _near(self, _Entry entry)
 
-    @cython.locals(node=str)
-    cdef _place(self, _Line line, int64_t priority, set short, double now, dict near)
+    @cython.locals(node=str, k=Py_ssize_t)
+    cdef _place(self, _Line line, set short, double now, dict near)
 
-    @cython.locals(fits=bint, parts=int64_t, name=str, chosen=str)
-    cdef _place_by(self, object demand, int64_t priority, set short, double now, dict near)
+    @cython.locals(fits=bint, parts=int64_t, name=str)
+    cdef _place_by(self, object demand, Search search, set short, double now, dict near)
 
     cdef _learn(self, object demand)
     cdef _send(self, _Entry entry, str node, double now)
     cdef _enter(self, _Entry entry, int place, object devices)
     cdef _leave(self, _Entry entry, int place)
     cdef _keep(self, _Entry entry)
-    cdef _stir(self, object demand)
-    cdef _stop_waiting(self, object key)
+    cdef _stir(self, _Entry entry)
+    cdef _stop_waiting(self, _Entry entry)
 
     @cython.locals(name=str, parts=int64_t, cpu=int64_t)
     cdef _count(self, _Entry entry, int sign)

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
 from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, Order, TaskKey, pair_of
-from fastrt.node.other_nodes import OtherNodes, load_of
+from fastrt.node.other_nodes import OtherNodes, Search, load_of
 from fastrt.store.messages import DemandRow, NodeRow, TaskRecord
 from fastrt.tasks.labels import mark, matches
 from fastrt.tasks.resources import (
@@ -39,6 +40,7 @@ from fastrt.tasks.resources import (
     selectors_of,
 )
 
+Bytes = dict[str, int]  # of a task's arguments, by the node that has them
 _PATIENCE = 256
 _SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
 _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
@@ -53,7 +55,9 @@ ORDERED = 5  # the uplink has the order to forward it
 class _Entry:
     def __init__(self, key: Key, demand: Demand, since: float = 0.0, priority: int = 0) -> None:
         self.key, self.demand, self.since, self.priority = key, demand, since, priority
+        self.amounts, self.is_spread, self.is_bundle = demand.amounts, demand.strategy == SPREAD, bool(demand.bundle)
         self.place, self.node, self.listed = WAITING, "", False
+        self.there: Any = None  # the other node that it was last sent to, as `OtherNodes.at` returns it
         self.named: Sequence[int] = ()  # the objects that its arguments name
         # How many workers of the pool it occupies: none if it is an actor, which has its own process.
         self.workers = int(isinstance(key, TaskKey))
@@ -64,6 +68,7 @@ class _Line:
 
     def __init__(self, choices: tuple[Demand, ...]) -> None:
         self.choices = choices
+        self.searches = [Search(choice.amounts) for choice in choices]
         self.tasks: deque[_Entry] = deque()
         self.passed, self.warned = 0, False
 
@@ -102,9 +107,9 @@ class Placing:
         self._has_devices = self.devices.count > 0
         self.can_grow, self.has_uplink = can_grow, False
         self._others = OtherNodes(node)
-        self._bundles: dict[Key, _Entry] = {}  # the bundles among `_placed`
+        self._bundles: dict[_Entry, None] = {}  # the bundles among `_placed`
         self._entries: dict[Key, _Entry] = {}
-        self._placed: dict[Key, _Entry] = {}  # all that do not wait
+        self._placed: dict[_Entry, Key] = {}  # all that do not wait
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
@@ -132,10 +137,10 @@ class Placing:
             entry = self._entries[key] = _Entry(key, demand, now, priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
-        if not isinstance(key, TaskKey):
-            self.waiting_actors[key.record] = key.gen
+        if not entry.workers:
+            self.waiting_actors.update([pair_of(key)])
         entry.since, entry.named = now, named or entry.named
-        if demand.bundle:  # bundles are placed together, by `groups`
+        if entry.is_bundle:  # bundles are placed together, by `groups`
             self._learn(demand)
         elif not entry.listed:
             entry.listed = True
@@ -155,8 +160,7 @@ class Placing:
 
     def forget(self, key: Key) -> None:
         """Drop a waiting task that will never be placed."""
-        self._entries.pop(key, None)
-        self._stop_waiting(key)
+        self.moved(key, GONE, 0.0)
 
     def node_of(self, key: Key) -> str:
         """The node that a task was placed on; empty: none."""
@@ -190,19 +194,18 @@ class Placing:
         demand = self.unopened.pop(key, None)
         if demand is not None:
             self._give(demand, 1)
-            self._stir(demand)
+            self._stir(self._entries[key])
 
     def moved(self, key: Key, place: int, now: float) -> None:
         """Update where a task is: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
-        entry = self._entries.get(key)
+        entry = self._entries.pop(key, None) if place == GONE else self._entries.get(key)
         if entry is None or place == entry.place:
             return
         if place == GONE:
             if entry.place == ELSEWHERE:
-                self._others.ended(entry.node, now)
+                self._others.ended(entry.there, now)
             self._leave(entry, GONE)
-            del self._entries[key]
-            self._stop_waiting(key)
+            self._stop_waiting(entry)
         elif entry.place == ORDERED and place == WAITING:
             if now - entry.since > _ORDER_S:
                 self.wait(key, entry.demand, now)
@@ -232,15 +235,15 @@ class Placing:
         self._others.see(views, left)
         self.changes += 1
         self.growth += 1
-        for entry in self._bundles.values():
+        for entry in self._bundles:
             if entry.place in (ORDERED, ELSEWHERE):
-                self._stir(entry.demand)
+                self._stir(entry)
         if left == [] and not [view for view in views if not view.total]:
             return
-        for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
+        for entry in [entry for entry in self._placed if entry.place == ORDERED]:
             if entry.node not in self.views or not self.views[entry.node].total:  # it has left, or is about to
                 self.wait(entry.key, entry.demand, entry.since)
-        self._others.drop_gone({entry.node for entry in self._placed.values()})  # some take no resources there
+        self._others.drop_gone({entry.node for entry in self._placed})  # some take no resources there
 
     def holds(self, node: str, objref: int, nbytes: int) -> None:
         """Record that another node has a copy of an object of this node; with 0 bytes: no longer."""
@@ -273,7 +276,7 @@ class Placing:
 
     def placed(self) -> list[Key]:
         """The tasks whose moves the caller should report by `moved`."""
-        return list(self._placed)
+        return list(self._placed.values())
 
     def demand(self) -> list[DemandRow]:
         """The tasks and actors that wait, by what they wait for; the largest numbers first.
@@ -284,7 +287,7 @@ class Placing:
             (isinstance(entry.key, TaskKey), entry.demand)
             for line in self._lines.values()
             for entry in line.tasks
-            if entry.place == WAITING and entry.key in self._entries
+            if entry.place == WAITING
         )
         return [
             DemandRow(
@@ -317,7 +320,7 @@ class Placing:
 
     def here(self) -> int:
         """How many tasks are admitted here."""
-        return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed.values())
+        return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed)
 
     def place_of(self, key: Key) -> int:
         """Where a task, actor or bundle is by the last report."""
@@ -346,10 +349,10 @@ class Placing:
                 continue
             while line.tasks:
                 entry = line.tasks[0]
-                if entry.place != WAITING or entry.key not in self._entries:
+                if entry.place != WAITING:
                     line.tasks.popleft().listed = False
                     continue
-                node = self._place(line, priority, short, now, self._near(entry))
+                node = self._place(line, short, now, self._near(entry) if self.held else {})
                 if node is None:
                     break
                 line.tasks.popleft().listed = False
@@ -383,10 +386,8 @@ class Placing:
     def _free(self, name: str) -> int:
         return self.total.get(name, 0) - self.used.get(name, 0)
 
-    def _near(self, entry: _Entry) -> dict[str, int]:
+    def _near(self, entry: _Entry) -> Bytes:
         """Bytes of a task's arguments by the node that has them."""
-        if not self.held:
-            return {}
         found: Counter[str] = Counter()
         for objref in entry.named:
             found.update(self.held.get(objref, {}))
@@ -395,19 +396,18 @@ class Placing:
         return dict(found)
 
     def _drop_line(self, demand: Demand, priority: int) -> None:
-        del self._lines[demand, priority]
-        for choice in choices_of(demand):
-            self._others.stop_search((choice, priority))
+        for search in self._lines.pop((demand, priority)).searches:
+            self._others.stop_search(search)
 
-    def _place(self, line: _Line, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
+    def _place(self, line: _Line, short: set[str], now: float, near: Bytes) -> str | None:
         """The node for a task now, by its first selector that finds one; `near` are the arguments' bytes by node."""
-        for choice in line.choices:
-            node = self._place_by(choice, priority, short, now, near)
+        for k, choice in enumerate(line.choices):
+            node = self._place_by(choice, line.searches[k], short, now, near)
             if node is not None:
                 return node
         return None
 
-    def _place_by(self, demand: Demand, priority: int, short: set[str], now: float, near: dict[str, int]) -> str | None:
+    def _place_by(self, demand: Demand, search: Search, short: set[str], now: float, near: Bytes) -> str | None:
         fits = bool(self.total)  # else this node runs nothing
         for name, parts in demand.amounts if fits else ():
             fits = fits and self._free(name) >= parts and name not in short
@@ -426,12 +426,13 @@ class Placing:
             return self.node
         if not self.has_uplink:
             return None
-        near.pop(self.node, None)
-        return self._others.choose(demand, near) or self._others.soon((demand, priority), near, now)
+        if near:
+            near.pop(self.node, None)
+        return self._others.choose(demand, near) or self._others.soon(search, near, now)
 
-    def _spread(self, demand: Demand, fits: bool, near: dict[str, int]) -> str | None:
+    def _spread(self, demand: Demand, fits: bool, near: Bytes) -> str | None:
         """The least used node with room; of equally used ones the one with most bytes of the arguments."""
-        here = load_of(self.total, self._free(CPU), self._spread_here, 0) if fits else None
+        here = load_of(self.total.get(CPU, 0), self._free(CPU), self._spread_here, 0) if fits else None
         best = self._others.least_used(demand.amounts, near, here) if self.has_uplink else None
         return best or (self.node if fits else None)
 
@@ -511,9 +512,10 @@ class Placing:
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._keep(entry)
-        self._stop_waiting(entry.key)
-        self._stir(entry.demand)
-        self._others.charge(node, entry.demand.amounts, 1, entry.demand.strategy == SPREAD)
+        self._stop_waiting(entry)
+        self._stir(entry)
+        entry.there = self._others.at(node)
+        self._others.charge(entry.there, entry.amounts, 1, entry.is_spread)
         return _order(Order, (entry.key, "forward", entry.demand, node, 0))
 
     def _enter(self, entry: _Entry, place: int, devices: int) -> None:
@@ -522,45 +524,45 @@ class Placing:
             self.devices.take(entry.key, entry.demand, devices)
         entry.place, entry.node = place, self.node
         self._keep(entry)
-        self._spread_here += entry.demand.strategy == SPREAD
+        self._spread_here += entry.is_spread
         self._count(entry, 1)
-        self._stop_waiting(entry.key)
-        if entry.demand.bundle:
+        self._stop_waiting(entry)
+        if entry.is_bundle:
             self.unopened[entry.key] = entry.demand
-            self._stir(entry.demand)
+            self._stir(entry)
 
     def _leave(self, entry: _Entry, place: int) -> None:
         if entry.place != WAITING:
             self.changes += 1
             self.growth += 1
         if entry.place in (ORDERED, ELSEWHERE):
-            self._others.charge(entry.node, entry.demand.amounts, -1, entry.demand.strategy == SPREAD)
+            self._others.charge(entry.there, entry.amounts, -1, entry.is_spread)
         else:
             if entry.place != WAITING:
-                self._spread_here -= entry.demand.strategy == SPREAD
+                self._spread_here -= entry.is_spread
             if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         if self._has_devices:
             self.devices.give(entry.key)
         entry.place = place
-        self._placed.pop(entry.key, None)
-        if entry.demand.bundle:
-            self._bundles.pop(entry.key, None)
-        self._stir(entry.demand)
+        self._placed.pop(entry, None)
+        if entry.is_bundle:
+            self._bundles.pop(entry, None)
+        self._stir(entry)
 
     def _keep(self, entry: _Entry) -> None:
-        self._placed[entry.key] = entry
-        if entry.demand.bundle:
-            self._bundles[entry.key] = entry
+        self._placed[entry] = entry.key
+        if entry.is_bundle:
+            self._bundles[entry] = None
 
-    def _stir(self, demand: Demand) -> None:
-        if demand.bundle:
-            self.stirred_groups[demand.bundle_group] = None
+    def _stir(self, entry: _Entry) -> None:
+        if entry.is_bundle:
+            self.stirred_groups[entry.demand.bundle_group] = None
 
-    def _stop_waiting(self, key: Key) -> None:
-        if not isinstance(key, TaskKey) and self.waiting_actors.get(key.record) == key.gen:
-            del self.waiting_actors[key.record]
+    def _stop_waiting(self, entry: _Entry) -> None:
+        if not entry.workers and pair_of(entry.key) in self.waiting_actors.items():
+            del self.waiting_actors[entry.key.record]
 
     def _give(self, demand: Demand, sign: int) -> None:
         """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""
@@ -579,7 +581,7 @@ class Placing:
         if entry.place not in (HERE, BLOCKED):
             return
         cpu = 0
-        for name, parts in entry.demand.amounts:
+        for name, parts in entry.amounts:
             if name == CPU:
                 cpu = parts
             if entry.place == HERE or not (name == CPU or name.startswith(_CPU_INSIDE)):

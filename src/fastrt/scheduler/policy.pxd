@@ -10,7 +10,6 @@ cdef double _ROUNDING
 cdef class Node:
     cdef public object id
     cdef public object site
-    cdef public dict total
     cdef public str main
     cdef public double room
     cdef public dict others
@@ -71,12 +70,9 @@ cdef class Placement:
     cdef public dict _all_heaps
     cdef public int64_t _rank
 
-    @cython.locals(node=Node)
-    cpdef report(self, object node_id, object total, object free, int64_t load)
-
-    @cython.locals(node=Node, amount=double, name=str)
-    cpdef change(self, object node_id, tuple shape, int sign, int64_t load)
-    cdef _set_load(self, Node node, int64_t load)
+    @cython.locals(name=str)
+    cpdef report(self, Node node, dict free, int64_t load)
+    cpdef rank(self, Node node, int64_t load)
 
     @cython.locals(ranking=_Ranking, node=Node, heap=_Heap)
     cpdef Node choose(self, tuple shape, tuple locality, str strategy, object only)

@@ -71,7 +71,6 @@ class Node:
     Attributes:
         id: its name for the caller.
         site: where its bytes are.
-        total: all its resources.
         main: the first of them, most often the only one that a task demands.
         room: the free amount of `main`.
         others: the free amounts of the others; separate, because a lookup there touches four cache lines.
@@ -81,7 +80,7 @@ class Node:
     """
 
     __slots__ = (
-        "highest", "id", "kinds", "load", "main", "missing", "others", "raised", "rank", "room", "site", "total"
+        "highest", "id", "kinds", "load", "main", "missing", "others", "raised", "rank", "room", "site"
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +88,6 @@ class Node:
     ) -> None:
         self.id = node_id
         self.site = site
-        self.total = dict(resources)
         self.main = next(iter(resources), "")
         self.room = float(resources.get(self.main, 0.0))
         self.others = {name: amount for name, amount in resources.items() if name != self.main}
@@ -282,33 +280,22 @@ class Placement:
         """Add resources to a node; negative amounts take them away."""
         node = self._nodes[node_id]
         for name, amount in resources.items():
-            node.total[name] = node.total.get(name, 0) + amount
             node.use(name, -amount)
         self._offer(node)
 
-    def report(self, node_id: Hashable, total: Mapping[str, float], free: Mapping[str, float], load: int) -> None:
-        """Set what a node has, what of it is free and its load, for a caller that counts these itself.
-
-        A node that is new is added. `load` is at least 0 and below 2^31: nodes with less are preferred.
-        """
-        node = self._nodes.get(node_id)
-        if node is None:
-            node = self.add(node_id, total)
-        node.total = dict(total)
+    def report(self, node: Node, free: Mapping[str, float], load: int) -> None:
+        """Set what a node has free and its load, for a caller that counts these itself; see `rank`."""
         node.room = free.get(node.main, 0.0)
         node.others = {name: amount for name, amount in free.items() if name != node.main}
-        self._set_load(node, load)
+        self.rank(node, load)
 
-    def change(self, node_id: Hashable, shape: Shape, sign: int, load: int) -> None:
-        """Take amounts from a node (sign=1) or return them (-1), for such a caller; see `report`."""
-        node = self._nodes.get(node_id)
-        if node is None:
-            return
-        for name, amount in shape:
-            node.use(name, sign * amount)
-        self._set_load(node, load)
+    def rank(self, node: Node, load: int) -> None:
+        """Set the load of a node, for a caller that counts it and calls `Node.use` itself.
 
-    def _set_load(self, node: Node, load: int) -> None:
+        Args:
+            node: its free amounts are those of now.
+            load: at least 0 and below 2^31; nodes with less are preferred.
+        """
         node.load = load
         if load < node.highest:
             self._lowered(node)
@@ -442,10 +429,9 @@ class Placement:
 
     def _offer(self, node: Node) -> None:
         """Put a node that has more room back into the heaps that dropped it."""
-        for seat in list(node.missing):
-            if node.fits(seat.heap.shape):
-                del node.missing[seat]
-                seat.heap.push(seat)
+        for seat in [seat for seat in node.missing if node.fits(seat.heap.shape)]:
+            del node.missing[seat]
+            seat.heap.push(seat)
 
     def _forget(self, heap: _Heap) -> None:
         """Drop a heap; it is rebuilt when it is needed again."""
