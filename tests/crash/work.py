@@ -124,6 +124,7 @@ def spill_some(client: Client, most: int) -> None:
             del data
             spill.commit(client, index)
     spill.end_round(client, 1)
+    spill.fail_first(client, spill.outlook(client)[3])  # as a process that waits for room in vain
 
 
 def restore(client: Client, ref: Ref) -> None:
