@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("35c16f7: cancellations are not passed on", "peer_stream",
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", "", 22),
     Mutant("7eff943: results of accepted tasks are released", "peer_stream",
-           "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()", 11, "late"),
+           "self.traffic.arrivals.named() | self.ledger.awaited()", "self.traffic.arrivals.named()", 5, "late"),
     Mutant("tasks of other nodes go on after the uplink's death", "jobs",
            "return tag << JOB_BITS | self._client.job", "return tag << JOB_BITS", 16, "uplinks"),
     Mutant("stand-ins: those of the last uplink", "uplink", "        self._tables.adopt_stand_ins()\n", "", 16),
