@@ -249,6 +249,9 @@ class Victim:
         pushed.append(work.submit(c, f, INT, 7020)[0])
         tasks.stand_by(c, False)
         work.run_all(c, f)
+        clients.park(c, c.index, True)  # a parked worker takes no task
+        assert tasks.next_task(c, 0.0005, 0.0) == tasks.NO_TASK
+        clients.park(c, c.index, False)
         handles.wait_all(c, pushed, 0.0, 0.0)
         for slot in self.known["sleepers"]:
             c.wake(slot)

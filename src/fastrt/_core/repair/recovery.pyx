@@ -403,6 +403,7 @@ def recover(Client client, uint32_t v, bint wake=True, str kind="WorkerCrashedEr
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
         a32_store_sc(&slot.recordings, 0)
+        a32_store_sc(&slot.parked, 0)
         trace_settle(x)  # also if it had none: it may have died between the end of one and this
         a32_add_sc(&x.sb.death_epoch, 1)
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
