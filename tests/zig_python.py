@@ -40,11 +40,11 @@ def unpack(archive: Path, folder: Path) -> Path:
     return next(folder.glob("*/configure")).parent
 
 
-def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str]) -> None:
-    """Build a program and install it."""
+def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str], *settings: str) -> None:
+    """Build a program and install it; `settings` are variables of its Makefile."""
     run("./configure", f"--prefix={folder}", *options, cwd=sources, env=environment)
-    run("make", "-j", os.cpu_count(), cwd=sources, env=environment)
-    run("make", "install", cwd=sources, env=environment)
+    run("make", "-j", os.cpu_count(), *settings, cwd=sources, env=environment)
+    run("make", "install", *settings, cwd=sources, env=environment)
 
 
 def main() -> None:
@@ -75,7 +75,10 @@ def main() -> None:
         environment["PKG_CONFIG_LIBDIR"] = str(work / "made/lib/pkgconfig")
         (archive,) = sources([f"python{given.version}"], given.suite, work / "sources").values()
         options = ["--without-ensurepip", "--disable-test-modules"]
-        install(unpack(archive, work / "python"), folder, options, environment)
+        # `configure` does not know zig's targets; wheels have modules with the names of the C library.
+        names = f"cpython-{given.version.replace('.', '')}-{MACHINE}-linux-{'musl' if given.libc == 'musl' else 'gnu'}"
+        settings = [f"SOABI={names}", f"EXT_SUFFIX=.{names}.so"]
+        install(unpack(archive, work / "python"), folder, options, environment, *settings)
     python = folder / f"bin/python{given.version}"
     sys.stdout.write(f"{python}: {run(python, '-c', 'import ctypes, sys, venv, zlib; print(sys.version)')}")
 
