@@ -195,7 +195,7 @@ def tried(version: str, python: Path, wheel: Path, folder: Path, machine: str, l
         there = made("debian_python.py", version, machine)
         names, how = [f"manylinux_2_{minor}_{machine}" for minor in (17, 28, 31)], "used under qemu"
     else:
-        there = None  # that of tests/zig_python.py does not find modules named for musl yet
+        there = made("zig_python.py", version, machine) if machine == HERE else None
         names, how = [f"musllinux_1_{minor}_{machine}" for minor in (1, 2)], "used with musl"
     if there is None:
         return "not tried"
