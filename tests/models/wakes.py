@@ -3,7 +3,8 @@
 A futex sleeps in two steps, as the kernel has it: it compares the word, then sleeps until somebody calls wake,
 however the word changes. Scenario `idle`: tasks come while workers spin, sleep and die. `leaving`: one of the
 workers gives up and leaves. `nap`: as `idle`, but nobody sleeps longer than 50 ms while there is work: with it, no
-lost wake-up does more harm than that. `sealed`: one waits for one result, one for two, without the nap.
+lost wake-up does more harm than that. `parked`: the daemon parks one of the workers; `unparked`: it lets it go on.
+`sealed`: one waits for one result, one for two, without the nap.
 """
 
 from collections.abc import Callable
@@ -31,9 +32,9 @@ from .explorer import (
 W, Q, C, R, OBJ = "wait.", "queue.", "clients.", "recovery.", "objects."
 
 
-def take(s: Memory) -> bool:
-    """Pop a task, if there is one; the queue has a model of its own."""
-    if not s["queue"]:
+def take(s: Memory, me: int) -> bool:
+    """Pop a task, if there is one, and this worker is not parked; the queue has a model of its own."""
+    if not s["queue"] or s["parked"] >> me & 1:
         return False
     s["queue"] -= 1
     return True
@@ -63,7 +64,7 @@ def doze(s: Memory, me: int, nap: bool, leaves: bool) -> Any:
 
 class Wakes(Model):
     LOCKS = ("janitor",)
-    SCENARIOS: ClassVar = {"idle": 1, "leaving": 1, "nap": 0, "sealed": 1}
+    SCENARIOS: ClassVar = {"idle": 1, "leaving": 1, "nap": 0, "parked": 1, "unparked": 1, "sealed": 1}
     MUTANTS: ClassVar = {
         "idle bit before the last look": "idle", "spinner passes the word on": "idle",
         "who was woken passes the word on": "idle", "who leaves passes the word on": "leaving",
@@ -71,19 +72,22 @@ class Wakes(Model):
         "word is bumped before sleepers are read": "idle", "sealed before telling": "sealed",
         "wait bit before the look": "sealed", "everybody is woken after a death": "idle",
         "a dead spinner is replaced": "idle",
+        "who is parked is woken": "unparked", "who was woken and found nothing passes the word on": "parked",
     }  # fmt: skip
 
     def memory(self) -> Memory:
         n = len(self.programs())
         return {
             "queue": 0, "spinner": 0, "idle": 0, "wake": (0,) * n, "sleepers": (0,) * n, "asleep": 0, "sealed": (0, 0),
-            "waits": (0, 0), "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
+            "waits": (0, 0), "parked": 0, "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
         }  # fmt: skip
 
     def programs(self) -> list[tuple[str, Callable[[int], Program]]]:
         actors = [("submitter", self.submitter), ("worker1", self.worker), ("worker2", self.worker)]
         if self.scenario == "leaving":
             actors[1] = ("leaver", lambda me: self.worker(me, leaves=True))
+        if self.scenario in ("parked", "unparked"):
+            actors[0] = ("submitter", self.submitter_and_daemon)
         if self.scenario == "sealed":
             actors = [("sealer", self.sealer), ("waiter1", self.wait_sealed), ("waiter2", self.wait_both)]
         return [*actors, *((f"janitor{k}", self.janitor) for k in range(2))]
@@ -93,7 +97,7 @@ class Wakes(Model):
         s["asleep"] &= ~(1 << me)
 
     def quiet(self, s: Memory, asleep: list[str]) -> str | None:
-        if s["queue"] and any(name.startswith("worker") for name in asleep):
+        if s["queue"] and any(name == f"worker{c}" and not s["parked"] >> c & 1 for name in asleep for c in (1, 2)):
             return "a worker sleeps while there is work"
         if self.scenario == "sealed" and s["sealed"] == (1, 1) and any(name.startswith("waiter") for name in asleep):
             return "a client sleeps though its result is there"
@@ -140,24 +144,28 @@ class Wakes(Model):
 
     def wait_task(self, me: int, leaves: bool) -> Program:
         """Whether it has got a task; False when it leaves."""
-        if (yield at(W + "wait_task: cdef int t = queue_pop"), take):
-            return True
         spin = True
         while True:
+            seen = -1
+            if not self.no("wake word is read before the last look"):
+                seen = yield at(W + "wait_task: seen = a32_load_sc"), get, "wake", me
+            if (yield at(W + "wait_task: if a32_load_sc(&x.clients[x.me].parked)"), load, "parked") >> me & 1:
+                yield from self.nap(me, seen)
+                continue
+            if (yield at(W + "wait_task: t = queue_pop"), take, me):
+                return True
             if spin and (yield at(W + "wait_task: a32_cas_sc(&x.sb.spinner"), cas, "spinner", 0, me + 1):
-                got = yield at(W + "_spin_for_task: t = queue_pop"), take
+                got = yield at(W + "_spin_for_task: t = queue_pop"), take, me
                 yield at(W + "wait_task: a32_store_sc(&x.sb.spinner, 0)"), store, "spinner", 0
                 if got:
                     if not self.no("spinner passes the word on"):
                         yield from self.pass_on()
                     return True
-            seen = -1
-            if not self.no("wake word is read before the last look"):
-                seen = yield at(W + "wait_task: seen = a32_load_sc"), get, "wake", me
+                del got
             early = not self.no("idle bit before the last look")
             if early:
                 yield at(W + "wait_task: a64_or_sc(&x.sb.idle"), bit_on, "idle", me
-            got = yield at(W + "wait_task: t = queue_pop"), take
+            got = yield at(W + "wait_task: t = queue_pop"), take, me
             if not early:
                 yield at(W + "wait_task: a64_or_sc(&x.sb.idle"), bit_on, "idle", me
             woken = True
@@ -165,18 +173,19 @@ class Wakes(Model):
                 if seen < 0:
                     seen = yield at(W + "wait_task: seen = a32_load_sc"), get, "wake", me
                 woken = yield from self.nap(me, seen, leaves)
-                got = yield at(W + "wait_task: t = queue_pop"), take
+                got = yield at(W + "wait_task: t = queue_pop"), take, me
             yield at(W + "wait_task: a64_and_sc(&x.sb.idle"), bit_off, "idle", me
             if got:
                 if not self.no("who was woken passes the word on"):
                     yield from self.pass_on()
                 return True
+            rule = "who was woken and found nothing passes the word on" if woken else "who leaves passes the word on"
+            if not self.no(rule):
+                yield from self.pass_on()
             if not woken:
-                if not self.no("who leaves passes the word on"):
-                    yield from self.pass_on()
                 return False
             spin = False
-            del seen, early, woken, got
+            del seen, early, woken, got, rule
 
     # ---- who does what ----
 
@@ -184,6 +193,19 @@ class Wakes(Model):
         for _k in range(2 if self.scenario != "leaving" else 1):
             yield at(Q + "queue_push: a64_store_sc(&sb.ring_tail"), add, "queue", 1
             yield from self.wake_idle()
+
+    def submitter_and_daemon(self, me: int) -> Program:
+        """The daemon's part is in this program, so that there are no more states: its tasks come at any moment, too."""
+        yield from self.park(True)
+        yield at(Q + "queue_push: a64_store_sc(&sb.ring_tail"), add, "queue", 1
+        yield from self.wake_idle()
+        if self.scenario == "unparked":
+            yield from self.park(False)
+
+    def park(self, parked: bool) -> Program:
+        yield at(C + "park: a32_store_sc(&slot.parked"), bit_on if parked else bit_off, "parked", 1
+        if not self.no("who is parked is woken"):
+            yield from self.client_wake(1)
 
     def worker(self, me: int, leaves: bool = False) -> Program:
         """One task keeps a worker busy for good: nobody else's may depend on its coming back."""
