@@ -366,7 +366,7 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         await write(self, exchange, to)
 
     def rebuild_noted(self: Any, made: Any, origin: Any, lost: str) -> None:
-        if cluster.keeps_all:
+        if cluster.keeps_all and invariants.is_needed(made):
             cluster.world.violation(f"a value is given up although no machine was lost: {lost}")
         rebuild(self, made, origin, lost)
 

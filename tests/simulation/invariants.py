@@ -104,6 +104,15 @@ def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     return noted
 
 
+def is_needed(made: Any) -> bool:
+    """Return whether anything but its uplink uses an object that is made again; a stand-in's value is always needed.
+
+    A node that leaves is told only what is needed of it. What nothing uses goes with it, unless it is forgotten before.
+    """
+    ref = getattr(made, "ref", None)
+    return ref is None or made._values.is_used(ref, made._values.needed())
+
+
 def give_up_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     """Return a replacement of `RemoteValues.give_up`: no value is made again of which this node has the bytes.
 
