@@ -312,7 +312,7 @@ def test_text_keeps_the_frames_when_there_are_no_others():
 
 
 class WithTraceback(Exception):
-    """It is restored with a traceback, as tblib restores every exception; its frames call the one that restores."""
+    """pickle restores it with a traceback, as tblib does with any exception: its frames called pickle."""
 
     def __reduce__(self):
         return restored_with_traceback, ()

@@ -121,18 +121,16 @@ class _Submitted:
 def _collect(submitted: _Submitted, wanted: list[Key]) -> dict[Key, Any]:
     """Wait for the values of the wanted keys."""
     keys = [key for key in wanted if key in submitted.refs]
-    failure: BaseException | None = None
     try:
         values = store_client.get([submitted.refs[key] for key in keys])
+        return {**submitted.values, **dict(zip(keys, values, strict=True))}
     except BaseException as exc:
         submitted.withdraw()
-        failure = as_raised(exc)
-    if failure is not None:  # raised here, its context is not `exc`, which names it: a cycle
-        try:
-            raise failure from failure.__cause__
-        finally:
-            del failure  # with this frame, which its traceback names, it would be a cycle, too
-    return {**submitted.values, **dict(zip(keys, values, strict=True))}
+        raised = as_raised(exc)
+    try:
+        raise raised from raised.__cause__  # here its context is not `exc`, which names it: a cycle
+    finally:
+        del raised  # it refers to this frame: together they would be a cycle, too
 
 
 def _compute_watched(graph: Mapping[Key, Any], wanted: list[Key], active: Any) -> dict[Key, Any]:

@@ -173,7 +173,7 @@ class Program:
         return self._rng.sample(scope, min(len(scope), self._rng.randint(0, most)))
 
     def _held(self, scope: list[str], most: int) -> list[str]:
-        """What a value holds."""
+        """Choose the keys that a value names: with a hot key in scope, often only hot ones."""
         shape = self._shape
         hot = [key for key in scope if key in self._hot] if shape.holds and self._rng.random() < shape.holds else []
         return self._some(hot or scope, most)

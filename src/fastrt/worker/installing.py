@@ -81,7 +81,7 @@ def of(store: Store, environment: Environment) -> list[Installation]:
     found = []
     for tool, wanted in lists:
         packages = folder_of(store)
-        is_there = (place_of(packages, tool, wanted) / _READY).exists()
+        is_there = (packages, tool, wanted) in _in_use or (place_of(packages, tool, wanted) / _READY).exists()
         with contextlib.nullcontext() if is_there or not store.may_sleep() else store.blocked():
             found.append(_installed(packages, tool, wanted))
     return found
