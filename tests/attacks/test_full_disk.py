@@ -14,7 +14,10 @@ import grpc
 import pytest
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from fastrt.coordination.engine import Core
 from fastrt.coordination.front import Front
+from fastrt.coordination.state import Settings as CoordinationSettings
+from fastrt.coordination.status import Code
 from fastrt.durable import DiskFullError, Journal, WriteLog
 from fastrt.membership import ClusterOptions, ClusterScheduler, Role, Settings, wire
 from fastrt.membership.events import Refused, ScaleOut
@@ -134,6 +137,32 @@ def test_full_disk_refuses_keys_until_there_is_room(disk: Disk, wait_until: Any,
         assert client.get("again") == b"3"
         assert client.call("TryGetKeyValue", key="small").code() is grpc.StatusCode.NOT_FOUND
         client.channel.close()
+
+
+def test_key_behind_a_batch_of_writes_that_fills_the_disk_is_refused_at_once(disk: Disk) -> None:
+    """The writes are in the front's log, so they may wait for room; the caller of the key must not."""
+    journal = Journal(disk.state)
+    now = 0.0
+    core = Core(CoordinationSettings(roles={"job": 1}), journal, front=7, owns_log=False, clock=lambda: now)
+    disk.fill()
+    piece, number = bytes(20_000), 0
+    while journal.has_room(number * len(piece)):
+        number += 1
+    writes = range(1, 2 * number)  # more than the reserve, too
+    for write in writes:
+        core.write(write, f"w/{write}", piece)
+    path = "/tensorflow.CoordinationService/InsertKeyValue"
+    request, _ = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")["InsertKeyValue"]
+    core.submit(1, path, request(kv={"key": "k", "value": piece}).SerializeToString())
+    assert [(reply.call, reply.code) for reply in core.settle()] == [(1, Code.RESOURCE_EXHAUSTED)]
+    disk.free()
+    now = core.next_deadline() or 0.0
+    core.submit(2, path, request(kv={"key": "k", "value": piece}).SerializeToString())
+    core.settle()
+    core.stop()
+    again = Journal(disk.state)
+    assert {key for kind, key, _ in again.records() if kind == "key"} == {f"w/{write}" for write in writes}
+    again.close()
 
 
 @pytest.mark.long

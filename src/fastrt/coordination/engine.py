@@ -44,6 +44,8 @@ _TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
 _GROWING = (ev.InsertKey, ev.IncrementKey, ev.NodeSetKey)
 # The most that a call adds to the log beside twice its bytes: the key in a record, and the kept answer.
 _CALL_BYTES = 4096
+# The most that a write of the front adds to the log beside its value and the bytes of its key.
+_WRITE_BYTES = 64
 _FULL_RETRY_S = 0.2
 # Reads of one key, which a front may answer by itself.
 READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
@@ -163,6 +165,8 @@ class Core:
         if number <= self.last_write:
             return
         self.last_write = number
+        # A call of the same batch may only be carried out where there is room for both.
+        self._promised_bytes += len(key.encode("utf-8", "surrogateescape")) + len(value) + _WRITE_BYTES
         must_keep = self._must_keep
         self._handle(ev.InsertKey(_NO_CALL, key, value, overwrite=True))
         self._must_keep = must_keep  # the front's log has it
