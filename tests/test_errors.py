@@ -59,6 +59,11 @@ def classes():
     return [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, FastrtError)]
 
 
+def subclasses(kind):
+    """Those of every module that is imported."""
+    return {kind}.union(*(subclasses(child) for child in kind.__subclasses__()))
+
+
 def test_every_class_says_what_to_do():
     assert len(classes()) > 15
     for kind in classes():
@@ -96,6 +101,12 @@ def test_errors_are_also_of_pythons_own_kind(kind, builtin):
     assert isinstance(error, builtin)
     assert isinstance(error, FastrtError)
     assert str(error) == "why"
+
+
+def test_every_error_can_be_made_without_its_init():
+    """As libraries do that pickle exceptions with their tracebacks, such as tblib."""
+    for kind in subclasses(FastrtError):
+        assert type(kind.__new__(kind)) is kind
 
 
 def test_task_error_is_an_instance_of_its_causes_type():

@@ -159,7 +159,9 @@ class NodeDiedError(FastrtError):
     """A node left the cluster or stopped answering while the call needed it. Run the call again on other nodes."""
 
 
-class ObjectStoreFullError(FastrtError, MemoryError):
+# MemoryError comes first: its `__new__` serves no class whose layout is taken from another base, and libraries that
+# pickle exceptions with their tracebacks, such as tblib, call it.
+class ObjectStoreFullError(MemoryError, FastrtError):
     """There is no room for an object, neither in the store nor on the disk (or `spill_fallback` is off).
 
     Drop references and views that are no longer needed, or start with a larger `object_store_memory`.
