@@ -287,13 +287,14 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
                     here.exchange.tidy(set())
                     await asyncio.to_thread(wait_until, lambda: not there.native.offers.listed(), "it is given up")
                 else:
+                    holder = here.store.put([result])  # here the driver and the uplink are one client
                     here.exchange.close("the test says so")
                     there.exchange.close("the test says so")
                     assert not there.native.offers.listed()
                     here.exchange.traffic.remote.lose("1" * 32, "the test says so")
                     with pytest.raises(ObjectLostError, match="the test says so"):
                         here.store.get(result, timeout=0)
-                    del result
+                    del holder, result
 
     asyncio.run(play())
 
@@ -333,6 +334,29 @@ def test_value_that_shares_the_source_of_an_unused_one_is_made_again_when_it_is_
             found = await asyncio.to_thread(here.store.get, first, PATIENCE_S)
             np.testing.assert_array_equal(found, pattern(5))
             del found, first, holder
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_lost_value_is_made_again_only_if_something_uses_it(wait_until, is_used):
+    async def play():
+        async with pair(wait_until) as (here, there):
+            remote = here.exchange.traffic.remote
+            result = here.forward(1, retries=1)  # here the driver and the uplink are one client: nothing else uses it
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(6)))
+            core.finish(there.client, task)
+            await asyncio.to_thread(wait_until, lambda ref=result: remote.find(ref.objref), "its source is known")
+            holder = here.store.put([result]) if is_used else None
+            there.exchange.close("the test says so")
+            here.exchange.close("the test says so")
+            remote.lose("2" * 32, "the test says so")
+            assert core.queued(here.client) == is_used
+            if is_used:
+                task = core.next_task(here.client, 0.0, 0.0)
+                assert core.finish_scalar(here.client, task, None)
+            del holder, result
 
     asyncio.run(play())
 

@@ -104,30 +104,25 @@ def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     return noted
 
 
-def is_needed(made: Any) -> bool:
-    """Return whether anything but its uplink uses an object that is made again; a stand-in's value is always needed.
-
-    A node that leaves is told only what is needed of it. What nothing uses goes with it, unless it is forgotten before.
-    """
-    ref = getattr(made, "ref", None)
-    return ref is None or made._values.is_used(ref, made._values.needed())
-
-
 def give_up_noted(violation: Callable[[str], None]) -> Callable[..., None]:
-    """Return a replacement of `RemoteValues.give_up`: no value is made again of which this node has the bytes.
+    """Return a replacement of `RemoteValues.give_up`: no value is made again that is not used, or is here.
 
     Args:
-        violation: called with each value that is, although an object with the same source has its bytes here.
+        violation: called with each value that is made again although nothing but its uplink uses it, or although an
+            object with the same source has its bytes here.
     """
     give_up = remote_values.RemoteValues.give_up
 
     def noted(self: Any, values: list[Any], why: str) -> None:
+        refs = {one.standin.task: one.ref for one in values if one.standin is not None}
         sharing = {one.ref.objref: one.same_as for one in values if one.same_as is not None}
         rebuild = self.rebuild
 
         def checked(made: Any, origin: Any, lost: str) -> None:
-            ref = getattr(made, "ref", None)  # a stand-in has none
-            same_as = None if ref is None else sharing.get(ref.objref)
+            ref = made.ref if isinstance(made, remote_values.Replacement) else refs[made._task]
+            if not self.is_used(ref, self.needed()):
+                violation(f"object {ref.objref:#x} is made again, and nothing uses it")
+            same_as = sharing.get(ref.objref)
             if same_as is not None and not remote.is_missing(self.client, same_as):
                 violation(f"object {ref.objref:#x} is made again, and object {same_as.objref:#x} has its bytes here")
             rebuild(made, origin, lost)

@@ -460,8 +460,8 @@ class Exchange:
             self.traffic.released(message.objref)
 
     def needs(self) -> set[int]:
-        """Return the numbers of the objects of this node that the peer holds or waits for."""
-        return self.references.exported | self.ledger.awaited()
+        """Return the numbers of the objects of this node that the peer holds, waits for, or names in values to come."""
+        return self.references.exported | self.ledger.awaited() | self.traffic.arrivals.named()
 
     def tidy(self, needed: set[int]) -> None:
         """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""

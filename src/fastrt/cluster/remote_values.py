@@ -288,7 +288,7 @@ class RemoteValues:
             if exchange.references.node:
                 self.add_detached(exchange.node, number, standin, why)
             else:  # the nodes do not keep anything for each other
-                self._lose(Unclaimed(standin.ref, standin.origin, standin=standin), why)
+                self.give_up([Unclaimed(standin.ref, standin.origin, standin=standin)], why)
         gone = [source for source in self._sources.values() if source.exchange is exchange]
         if not gone and exchange.node not in self._absent:
             return
@@ -369,15 +369,18 @@ class RemoteValues:
             self.give_up([one for values in absent.values.values() for one in values], why)
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
-        """Make lost values ordinary ones where there are copies, and have the others made again."""
+        """Make lost values ordinary ones where there are copies; have used ones made again, and forget the others."""
+        needed = self.needed() | self._lost.keys()
         for one in values:
             if one.standin is not None:
-                self._lose(one, why)
-        values = [one for one in values if one.standin is None]
+                self._lose(one, why, needed)
         missing: list[Unclaimed] = []
         here: list[Unclaimed] = []
         for one in values:
-            (here if remote.detach(self._client, one.ref) else missing).append(one)
+            if one.standin is None and remote.detach(self._client, one.ref):
+                here.append(one)
+            elif one.standin is None and self.is_used(one.ref, needed):
+                missing.append(one)
         for one in missing:
             self._lost.setdefault(one.ref.objref, _Lost()).origin = one.origin
         for one in here:
@@ -391,10 +394,13 @@ class RemoteValues:
             else:
                 self.rebuild(replacement, one.origin, why)
 
-    def _lose(self, one: Unclaimed, why: str) -> None:
-        """Have the value of a stand-in made again."""
+    def _lose(self, one: Unclaimed, why: str, needed: Set[int]) -> None:
+        """Have the value of a stand-in made again, if anything uses it."""
         assert one.standin is not None
         assert one.standin.task is not None
+        if not self.is_used(one.ref, needed):
+            self._drop(one.standin, one.ref.objref)
+            return
         one.standin.lose(one.ref.objref)
         made = self.promise(one.standin.task)
         if self.is_ending:

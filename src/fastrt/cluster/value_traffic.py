@@ -117,8 +117,8 @@ class NodeTables:
         return all(one is stream or one.node != stream.node for one in self.streams)
 
     def _needed(self) -> set[int]:
-        """Return the numbers of the objects of this node that other nodes hold or wait for."""
-        return set[int]().union(*(stream.needs() for stream in self.streams))
+        """Return the numbers of the objects of this node that other nodes hold or wait for, or rebuilds wait for."""
+        return set(self.lineage.wanted).union(*(stream.needs() for stream in self.streams))
 
 
 def _send_order(objref: int, order: Order) -> None:
