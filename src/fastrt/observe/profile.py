@@ -470,7 +470,8 @@ class _Far:
         self.native_address: str = answer["native"]
         self._sock = socket.create_connection(("127.0.0.1", answer["port"]))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._tasks = Path(f"/proc/{self._process.pid}/task")
+        self.pid = self._process.pid
+        self._tasks = Path(f"/proc/{self.pid}/task")
 
     def __enter__(self) -> _Far:
         return self
