@@ -1,5 +1,10 @@
 """`ray.cluster_utils.Cluster`: a cluster of several nodes for the tests of a program."""
 
+import os
+import subprocess
+import sys
+
+import psutil
 import pytest
 
 from fastrt import ray
@@ -21,6 +26,34 @@ def cluster(runtime_dir, monkeypatch):
     yield cluster
     cluster.shutdown()
     assert not cluster.list_all_nodes()
+
+
+PROGRAM = """
+from fastrt.ray.cluster_utils import Cluster
+
+cluster = Cluster()
+for _ in range(2):
+    cluster.add_node(num_cpus=1, object_store_memory=64 << 20)
+print(*(node._process.pid for node in cluster.list_all_nodes()), flush=True)
+input()
+"""
+
+
+def test_nodes_end_with_a_program_that_is_killed(runtime_dir, wait_until):
+    variables = {"FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_SPILL_DIR": str(runtime_dir.parent / "spill")}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        nodes = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+        assert len(nodes) == 2
+        processes = nodes + [child for node in nodes for child in node.children(recursive=True)]
+        program.kill()
+    wait_until(lambda: not any(process.is_running() for process in processes), "the end of the nodes")
 
 
 def test_nodes_are_added_used_and_removed(cluster):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -86,6 +88,16 @@ def wait_for_starter() -> None:
     """Return when the process that started this one ends, or closes the pipe that is standard input here."""
     while os.read(0, 1024):
         continue
+
+
+def end_with_starter() -> None:
+    """Have a thread end this process by SIGTERM when the process that started it ends; see `wait_for_starter`."""
+
+    def watch() -> None:
+        wait_for_starter()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="fastrt-starter", daemon=True).start()
 
 
 def wait_any(

@@ -23,7 +23,8 @@ from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.nodes import nodes_at
 
 _START_S = _END_S = 30.0  # for a node to start, and to end in order
-_START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
+_START = "from fastrt.cli.main import main; main()"
+_START_FOR_US = f"from fastrt.net.supervise import end_with_starter; end_with_starter(); {_START}"
 _OPTIONS = {
     "num_cpus": "--num-workers", "num_gpus": "--num-gpus", "resources": "--resources", "labels": "--labels",
     "object_store_memory": "--object-store-memory", "memory": "--memory", "node_name": "--name",
@@ -70,7 +71,7 @@ class Cluster:
         initialize_head: whether to start the first node, which has the head.
         connect: whether to join the cluster by `ray.init`.
         head_node_args: options of `add_node` for the first node.
-        shutdown_at_exit: whether the nodes end with this process.
+        shutdown_at_exit: whether the nodes end with this process, also when it is killed.
 
     Attributes:
         head_node: the first node; None before it is started.
@@ -94,6 +95,7 @@ class Cluster:
             raise RuntimeError("connect=True needs initialize_head=True: there is no node to join")
         if head_node_args and not initialize_head:
             raise ValueError("head_node_args are for the head: give initialize_head=True, too")
+        self._ends_with_us = shutdown_at_exit
         if shutdown_at_exit:
             atexit.register(self.shutdown)
         if initialize_head:
@@ -132,11 +134,11 @@ class Cluster:
         self._started += 1
         name = node_args.pop("node_name", None) or f"node-{self._started}"
         where = ["--head", "--port", "0"] if self.head_node is None else ["--address", self.address]
-        words = [*_START, *where, "--name", name, *_words(node_args)]
+        code = _START_FOR_US if self._ends_with_us else _START
+        words = [sys.executable, "-c", code, "start", *where, "--name", name, *_words(node_args)]
         runtime_dir = Config.load(num_workers=1, object_store_memory=1 << 26).runtime_dir
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
-        )
+        stdin = subprocess.PIPE if self._ends_with_us else subprocess.DEVNULL
+        process = subprocess.Popen(words, stdin=stdin, stdout=subprocess.DEVNULL, start_new_session=True)
         about, end = None, time.monotonic() + _START_S
         while about is None and process.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
