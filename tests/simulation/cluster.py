@@ -9,7 +9,7 @@ The invariants, checked at each read and at the end:
 - a task that was cancelled while it ran ends, wherever it runs; no task is forwarded more often than allowed;
 - an uplink's death ends the tasks that had come through it from other nodes;
 - when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
-- no value is given up while no machine is lost and the head reaches all nodes, and none is made again that nothing uses;
+- no value is given up while no machine is lost and the head reaches all nodes, and none is made again that is unused;
 - whenever nothing is on its way between two nodes, they agree (`invariants`);
 - calls of one caller begin in their order in each process of an actor, and not more often than their retries allow;
 - each item of a generator goes to one reader, a reader gets them in order, and the only reader gets all of them;
