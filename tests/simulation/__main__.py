@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 FOUND_LEAST = 0.95  # of the mutants
+RETRIED = ("uplinks", "wide", "relay", "parted", "small", "chain", "mesh")  # families
 
 
 def _plan(args: argparse.Namespace, seed: int) -> Any:
@@ -36,11 +37,12 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
         family = ("parts", "parted", "late", "relay", "cross")[seed % 5]
     if family:
         nodes, tasks = (2 if family in ("calm", "breaks", "back", "late") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
-        nodes, tasks = (4, 160) if family == "relay" else (nodes, tasks + 80 * (family == "cross"))
+        nodes, tasks = (4, 160) if family in ("relay", "chain") else (nodes, tasks + 80 * (family in ("cross", "mesh")))
         faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2, "back": 3, "leaves": 6,
                   "actors": 6, "streams": 8, "both": 8, "still": 0,
-                  "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12}[family]  # fmt: skip
-        retries = family in ("uplinks", "wide", "relay", "parted") or (family == "breaks" and seed % 2 == 0)
+                  "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12,
+                  "small": 8, "chain": 3, "mesh": 12}[family]  # fmt: skip
+        retries = family in RETRIED or (family == "breaks" and seed % 2 == 0)
         machines = family in ("losses", "both", "parts", "cross")
         drivers = 2 + seed % 2 + 2 * (family in ("herd", "back", "late", "relay"))
         return Plan(seed, nodes, tasks, drivers, faults, machines, retries, skip, family)

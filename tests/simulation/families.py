@@ -96,4 +96,15 @@ FAMILIES = {
                           cancel=0.02),
                     ("break", "break", "break_at", "break_at", "lose_guest"), (0.1, 0.02), (4.0,), (1e6, 1e5),
                     (0.02, 0.1, 0.3), late=(0.3, 0.1), full_s=0.5),
+    # Small objects are named in values, and uplinks are killed just then, on nodes whose threads run late.
+    "small": Family(Shape((0, 300, 300), 0, 0.8, (0, 0, 1), (0.01, 0.1, 0.3), 0.1, (0.01, 0.2), (1,)),
+                    ("kill_uplink", "kill_at", "kill_at"), (0.1, 0.02), (4.0,), late=(0.5, 0.3)),
+    # Tasks submit tasks on further nodes, so that one value comes to a node in several ways, and the first nodes end.
+    "chain": Family(Shape(LARGE, 2, 0.8, (1, 1, 2), (0.001, 0.05, 0.5), 0.2, (0.01, 0.1), (1,), forget=0.1, depth=4),
+                    ("drop_copies", "slow"), (0.1, 0.02), (4.0,), (1e6, 1e5), late=(0.3, 0.1), full_s=0.5),
+    # Both: the names of one value, which it has from broken streams and from several nodes, are passed on.
+    "mesh": Family(Shape((0, 50_000, 50_000), 3, 0.9, (1, 1, 2), (0.01, 0.1, 0.3), 0.1, (0.3, 1.5), (1, 1, 2),
+                         cancel=0.02, depth=4),
+                   ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5), (0.02, 0.1, 0.3), late=(0.3, 0.1),
+                   full_s=0.5),
 }  # fmt: skip

@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant("generator: its readers wait without end after the uplink's death", "value_traffic",
            "        end_abandoned(self._store)\n", "", 137),
     Mutant("export: a small value is sent later than its name", "peer_stream",
-           "self.out.follow(partial(self._send_export, ref))", "self.send_when_ready(ref)"),
+           "self.out.follow(partial(self._send_export, ref))", "self.send_when_ready(ref)", 4, "small"),
     Mutant("ended: before its result that is another object here has that one's value", "value_traffic",
            "        if own is not None and own.left:\n", "        if False:\n", 28, "breaks"),
     # ---- rules taken away ----
@@ -90,7 +90,8 @@ MUTANTS = [
            "            self._send(ref)\n        elif", "            pass\n        elif", 4),
     Mutant("release: always of one name", "peer_stream",
            "_Release(objref=objref, named=standin.named)", "_Release(objref=objref, named=1)", 4),
-    Mutant("tidy: objects passed on to a third node", "uplink", "exchange.tidy(needed | used)", "exchange.tidy(used)"),
+    Mutant("tidy: objects passed on to a third node", "uplink", "exchange.tidy(needed | used)", "exchange.tidy(used)",
+           21, "chain"),
     Mutant("tidy: objects in values on their way", "peer_stream",
            "needed = needed | self.traffic.arrivals.named()", "needed = set(needed)", 4),
     Mutant("tidy: objects that share a source", "remote_values",

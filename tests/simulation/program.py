@@ -42,6 +42,7 @@ class Shape:
         streams: how many tasks and calls are generators.
         gaps: how long a task works between two of its results, at most; one of these. Empty: not at all.
         holds: how many values hold only some of twice `hot` large objects; 0: all of them hold any.
+        depth: how deep tasks submit tasks.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -60,6 +61,7 @@ class Shape:
     streams: float = 0.0
     gaps: tuple[float, ...] = ()
     holds: float = 0.0
+    depth: int = 2
 
 
 @dataclass
@@ -313,7 +315,7 @@ class Program:
         for _ in range(rng.choice((0, 0, 1, 2))):
             task.puts.append(self._object(f"t{task.number}/{len(task.puts)}", self._held(inner, 1), VALUE))
         inner += task.puts
-        for _ in range(rng.choice(shape.kids) if depth < 2 and self._left > 0 else 0):
+        for _ in range(rng.choice(shape.kids) if depth < shape.depth and self._left > 0 else 0):
             known = [key for key in inner if key in self.actors]
             kid = self._task(inner, depth + 1, rng.choice(known) if known and rng.random() < 0.7 else "")
             task.kids.append(kid.number)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.objects import handles
+from fastrt.cluster.references import StandIn
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
@@ -79,21 +80,15 @@ class Claiming:
         objref = message.objref
         if objref not in self._open or not message.native or message.contains or message.error:
             return False
-        self._open.discard(objref)
-        claimed = self._remote.claimed(self._exchange.node, objref)
-        sealed = self._use_stand_ins(objref, claimed)
+        known, sealed = self._use_answer(objref)
         if sealed:
             self._use_source(message, sealed)
-            return True
-        return not claimed and self._is_unclaimed(objref)
+        return self._count_naming(objref, known) or bool(sealed)
 
     def on_named(self, objref: int) -> None:
         """Use the answer to a claim of an object whose value follows once it exists."""
-        self._open.discard(objref)
-        claimed = self._remote.claimed(self._exchange.node, objref)
-        sealed = self._use_stand_ins(objref, claimed)
-        if len(sealed) == len(claimed):
-            self._is_unclaimed(objref)
+        known, sealed = self._use_answer(objref)
+        self._count_naming(objref, known)
         self._remote.give_up(sealed, f"node {self._exchange.name} does not offer its value any more")
 
     def on_unknown(self, objref: int) -> None:
@@ -119,12 +114,17 @@ class Claiming:
             if known.origin is None:  # no task can make it again: from now on it must not depend on its node
                 source.is_wanted = True
                 self._remote.fetch(one.ref.objref)
-        if known is not None and known.ref is not claimed[0].ref:
-            known.named += 1  # another naming on this stream came before the answer
 
-    def _use_stand_ins(self, objref: int, claimed: list[Unclaimed]) -> list[Unclaimed]:
-        """Use stand-ins that wait for a claimed object again; return the claimed values that are no stand-ins."""
+    def _use_answer(self, objref: int) -> tuple[StandIn | None, list[Unclaimed]]:
+        """Use stand-ins that wait for a claimed object again.
+
+        Returns:
+            The stand-in that another naming on this stream made before, and the claimed values that are no stand-ins.
+        """
+        self._open.discard(objref)
         references = self._exchange.references
+        known = references.find(objref)
+        claimed = self._remote.claimed(self._exchange.node, objref)
         sealed = [one for one in claimed if one.standin is None]
         for one in claimed:
             if one.standin is None:
@@ -132,21 +132,19 @@ class Claiming:
             one.standin.origin = one.standin.origin or one.origin
             if sealed or not references.claimed(objref, one.standin):  # another object here stands for it already
                 self._remote.share(one, sealed[0].ref if sealed else references.imported(objref).ref)
-                if one is claimed[0]:
-                    references.imported(objref).named += 1
-        return sealed
+        return known, sealed
 
-    def _is_unclaimed(self, objref: int) -> bool:
-        """Count the naming of an answer to a claim that was settled meanwhile, such as by another stream's answer.
+    def _count_naming(self, objref: int, known: StandIn | None) -> bool:
+        """Count the naming in the answer to a claim; a stand-in that the answer has made counts it already.
 
         Returns:
-            Whether nothing here uses the object: it is released.
+            Whether nothing here uses the object, as when another stream's answer came before: it is released.
         """
-        known = self._exchange.references.find(objref)
-        if known is None:
+        if known is not None:
+            known.named += 1  # another naming on this stream came before the answer
+        elif self._exchange.references.find(objref) is None:
             self._exchange.out.add("release", _Release(objref=objref, named=1))
             return True
-        known.named += 1
         return False
 
     # ---- of the peer ----
