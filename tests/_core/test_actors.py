@@ -167,6 +167,18 @@ def test_table_of_actors_may_be_full(node, client, function):
     assert fsck.usage(client)["actors"] == 0
 
 
+def test_bare_actor_that_waits_ends_with_its_last_handle(node, client, function):
+    ref = node.put(60)
+    index = actors.create(client, ref, function.objref, "", -1, False, bare=True)
+    waiting = {index: actors.info(client, index)["gen"]}
+    actors.let_go(client, index)
+    assert actors.attention(client, waiting) == []
+    del ref
+    assert actors.attention(client, waiting) == [(index, actors.WANTED)]
+    end(client, index)
+    assert fsck.usage(client)["actors"] == 0
+
+
 def test_client_that_stands_for_a_process_passes_calls_on_and_leaves_the_rest_to_the_next(client, made, function):
     ref, index = made
     results = [call(client, ref, k) for k in range(3)]

@@ -110,3 +110,10 @@ def test_groups_that_wait_are_looked_at_only_when_something_is_free_that_was_not
     assert set(looks) == {late}
     node.remove(first)
     assert node.decide() == [(2, "admit"), (3, "admit")], "the oldest first"
+
+
+def test_group_that_is_removed_before_its_bundles_are_known_is_gone():
+    node = Node(can_grow=True)
+    node.groups.remove("g")
+    assert node.groups.why_gone("g") == ""
+    assert node.placing.gone_groups == {"g": ""}

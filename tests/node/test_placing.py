@@ -505,3 +505,20 @@ def test_tasks_that_only_this_node_can_run_are_named_in_order_while_they_wait():
     here.moved(1, GONE)
     assert here.decide()[0] == (3, "admit", "")
     assert (3, 3) not in here.placing.only_here(16)
+
+
+def test_task_that_another_node_sent_to_a_bundle_is_returned_once_the_bundle_has_been_gone_for_a_while():
+    here = Here(view("a"))
+    here.submit(Demand((("bundle@g", 1),), node="me"))
+    assert here.decide() == [], "the bundle may be about to open"
+    here.now = 1.5
+    assert here.decide() == [(1, "return", "")]
+    assert here.decide() == []
+    assert here.placing.waiting() == []
+
+
+def test_task_in_a_group_that_was_removed_here_is_refused():
+    here = Here(view("a"))
+    here.placing.gone_groups["g"] = ""
+    here.submit(Demand((("bundle@g", 1),), node="me"))
+    assert here.decide() == [(1, "refuse", "")]

@@ -55,6 +55,7 @@ from .links import Native, Puller, SimWaiter
 from .network import Network
 from .node import PARTS_ARE_LOST, Node
 from .program import VALUE, Program
+from .reserving import Reserving
 from .world import Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
@@ -121,6 +122,8 @@ class Cluster:
         self.head: Process | None = None
         self.reads = 0
         self.calls: dict[tuple[int, int], int] = {}  # how often each has begun
+        self.reserving = Reserving(self)
+        self.calm_at = 0.0  # all faults have ended then
         self.items = ItemsRead(self.program, self.world.violation)
         self._callers = 0
         self.faults: list[str] = []
@@ -230,6 +233,8 @@ class Cluster:
         alive = {node.uplink.process for node in self.nodes if node.alive and node.uplink.process.alive}
         open_ = [one for one in self.exchanges if one.waiter.loop._process in alive]
         invariants.check(open_, self.world.violation)
+        if self.program.groups:
+            self.reserving.check()
         self.world.after(CHECK_S, self._check_streams)
 
     def check_end(self) -> None:
@@ -278,6 +283,7 @@ class Cluster:
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
         last = Faults(self).plan_all()
+        self.calm_at = BEGIN_S + last
         self._check_streams()
         world.run(BEGIN_S + last + 1.0)
 

@@ -91,6 +91,14 @@ FAMILIES = {
     "relay": Family(Shape((300, 50_000, 50_000), 1, 0.8, (1, 2, 2), (0.001, 0.05, 0.2), 0.1, (0.01, 0.1), (1,),
                           functions=2, forget=0.1, cancel=0.1, holds=0.9),
                     ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5, 3e4), late=(0.3, 0.1), full_s=0.2),
+    # Placement groups compete for few slots. "reserved": without faults.
+    "groups": Family(Shape(durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2, 0.8), actors=0.1, groups=0.6,
+                           kids=(0, 0, 1), cpus=(0,)),
+                     ("break", "break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut", "slow", "lose_node",
+                      "lose_guest", "kill_driver"), (0.1, 0.02), (4.0, 0.1)),
+    "reserved": Family(Shape(durations=(0.0005, 0.01, 0.1, 0.3), burst_s=(0.01, 0.2, 0.8), groups=0.6,
+                             kids=(0, 0, 1), cpus=(0,), cancel=0.02), ("slow",), (1.0, 0.1), (4.0, 0.1), retries=0,
+                       delay_s=(0.001, 0.01, 0.1)),
     # Streams break on a slow network: what is on its way crosses the claims, and one object has several names.
     "cross": Family(Shape((0, 50_000, 50_000), 3, 0.9, (0, 1), (0.01, 0.1, 0.3), 0.1, (0.3, 1.5), (1, 1, 2),
                           cancel=0.02),

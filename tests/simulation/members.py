@@ -225,6 +225,8 @@ class Worker(Member):
         spec, refs = self.begin(task)
         self.number, self.caller, self.calls = spec.number, cluster.new_caller(), 0
         cluster.starts[spec.number] = cluster.starts.get(spec.number, 0) + 1
+        if spec.group:
+            cluster.reserving.check_node(self.node)
         cluster.world.say(f"{self.node.host} runs task {spec.number}")
         scope: dict[str, Any] = {}
         try:
@@ -380,6 +382,7 @@ class Driver(Member):
         self.client.adopt_job(self.client.job)
         self.ops = ops
         self.refs: dict[str, Any] = {}
+        self.groups: dict[str, Any] = {}  # placement groups, and the references that keep them
         self.is_done = False
         self.doing: Any = None
         self.waiter = SimWaiter(self.store, self.process.loop)
@@ -420,8 +423,11 @@ class Driver(Member):
             refs[rest[0]] = self.node.put(self, rest[0], refs)
         elif what == "submit":
             spec = cluster.program.tasks[rest[0]]
-            if all(key in refs for key in spec.args) and await self.submit(spec, refs) and not spec.actor:
+            is_able = all(key in refs for key in spec.args) and (not spec.group or spec.group in self.groups)
+            if is_able and await self.submit(spec, refs) and not spec.actor:
                 cluster.submitted.add(spec.number)
+        elif what in ("reserve", "reserved", "remove"):
+            await getattr(cluster.reserving, what)(self, *rest)
         elif what == "create":
             self.node.create_actor(self, cluster.program.actors[rest[0]], refs)
         elif what == "kill" and rest[0] in refs:
@@ -464,6 +470,7 @@ class Driver(Member):
             await self.read(key, self.refs, 1 << 30)
         self.doing = "nothing"
         self.refs.clear()
+        self.groups.clear()
         self.is_done = True
 
 

@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CLUSTER = Path(__file__).resolve().parents[2] / "src" / "fastrt" / "cluster"
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "fastrt"
 
 
 class Mutant(NamedTuple):
-    """A piece of text of a module of fastrt.cluster, what replaces it, and a seed that finds it; -1: none is known.
+    """A piece of text of a module, what replaces it, and a seed that finds it; -1: none is known.
+
+    The module is one of fastrt.cluster, or of another package if it is named with that one.
 
     The seed is one of mixed runs, or one of a family of runs.
     """
@@ -28,6 +30,16 @@ class Mutant(NamedTuple):
     new: str
     seed: int = -1
     family: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file of its module."""
+        return SOURCE.joinpath(*self.full_name.split(".")[1:]).with_suffix(".py")
+
+    @property
+    def full_name(self) -> str:
+        """The name of its module."""
+        return f"fastrt.{'' if '.' in self.module else 'cluster.'}{self.module}"
 
 
 MUTANTS = [
@@ -136,15 +148,29 @@ MUTANTS = [
            "        return forwarded, was_sealed\n", 0),
     Mutant("absent: a node that is back is given up", "claims",
            "        elif is_member and self.until", "        elif False and self.until", 3, "parted"),
+    # ---- placement groups ----
+    Mutant("groups: one that was removed before the daemon knew it", "node.groups",
+           "        if name not in self._groups:\n            self._note",
+           "        if False:\n            self._note", 1, "reserved"),
+    Mutant("groups: tasks on other nodes wait without end", "departure",
+           "if admission.refuse(self._client, task, message.id):", "if False:", 3, "reserved"),
+    Mutant("groups: a dead driver's group waits without end", "node.actors",
+           "                actors.let_go(self._client, actor)\n        elif", "                pass\n        elif", 23,
+           "groups"),
+    Mutant("groups: ready although a node does not have its bundle", "node.groups",
+           "if not node or bundle_name(name, index) not in total:", "if not node:", 1, "reserved"),
+    Mutant("groups: bundles of other nodes take more than there is", "node.admission",
+           "        if fits and self.placing.fit_here", "        if self.placing.fit_here", 2,
+           "reserved"),
 ]  # fmt: skip
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """Loads one module of fastrt.cluster from changed text."""
+    """Loads one module from changed text."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self._name = f"fastrt.cluster.{mutant.module}"
-        self._path = str(CLUSTER / f"{mutant.module}.py")
+        self._name = mutant.full_name
+        self._path = str(mutant.path)
         text = Path(self._path).read_text()
         if text.count(mutant.old) != 1:
             raise ValueError(f"mutant {mutant.name!r}: its text occurs {text.count(mutant.old)} times")

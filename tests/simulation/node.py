@@ -40,7 +40,8 @@ from fastrt.tasks.resources import Demand, export, parts_of
 
 from .links import BACKLOG_S, Lasting, SimAdmission
 from .members import ActorHost, Driver, Member, Worker
-from .program import VALUE, ActorSpec, Program, TaskSpec
+from .program import SLOTS, VALUE, ActorSpec, Program, TaskSpec
+from .reserving import SLOT
 from .world import World
 
 CODE = b"the code of every task " * 4
@@ -96,7 +97,7 @@ def _segment(world: World) -> Segment:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             made = Segment.create(STORE_BYTES, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
-        except FileExistsError:
+        except OSError:  # it is there
             if attempt == ATTEMPTS:
                 raise
             world.bytes.setstate(state)
@@ -131,9 +132,11 @@ class Node:
         self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
         self.members: dict[int, Member] = {}
         room = {ROOM: 64 * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
+        room |= {SLOT: SLOTS * RESOURCE_PARTS} if cpus and cluster.program.groups else {}
+        self.total = {"CPU": cpus * RESOURCE_PARTS, **room}
         self.admission = SimAdmission(
             self.store,
-            {"CPU": cpus * RESOURCE_PARTS, **room},
+            self.total,
             {},
             True,
             self._runs_here,
@@ -223,6 +226,10 @@ class Node:
             self.kept.keep(link, message)
         elif isinstance(message, messages.ReleaseObject):
             self.kept.release(link, message)
+        elif isinstance(message, messages.RemoveGroup):
+            self.admission.remove_group(message.group)
+            self.tend_actors()
+            self.admission.refresh()
         self.after_step()
 
     def _tend(self) -> None:
@@ -407,7 +414,9 @@ class Node:
         demand = None
         nodes = self.cluster.nodes
         where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
-        if (spec.cpus or where) and not spec.actor:
+        if spec.group:
+            demand = self.cluster.reserving.demand(member, spec, parts_of({SLOT: spec.slots}))
+        elif (spec.cpus or where) and not spec.actor:
             demand = export(member.store, Demand(parts_of({"CPU": spec.cpus or 0.5}), node=where, soft=True))
         retries = RETRIES_FOREVER if spec.retries < 0 else spec.retries
         stream = generators.create(member.client, spec.limit) if spec.items else None
@@ -434,7 +443,10 @@ class Node:
         """Create an actor, whose handle is then in `scope`."""
         nodes = self.cluster.nodes
         where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
-        demand = export(member.store, Demand(parts_of({ROOM: 1}), node=where, soft=True))
+        if spec.group:
+            demand = self.cluster.reserving.demand(member, spec, ())
+        else:
+            demand = export(member.store, Demand(parts_of({ROOM: 1}), node=where, soft=True))
         cls = self.function(member, 0)
         init = member.store.put(self.value(spec.key, scope))
         session, job = self.segment.session, member.client.job
@@ -472,5 +484,8 @@ class Node:
         said += [f"{self.host}: the process of actor {host.actor} is left" for host in self.hosts]
         rows = [name for name in ("placing",) if self.admission.placing.placed() or self.admission.placing.waiting()]
         said += [f"{self.host}: {name} still counts tasks" for name in rows]
+        placing = self.admission.placing
+        if any(placing.used.values()) or placing.total != self.total or placing.unopened:
+            said.append(f"{self.host}: of {placing.total} {placing.used} are in use; it has {self.total}")
         said += [f"{self.host}: {line}" for line in fsck(self.client, True)]
         return said

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
 LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
 HOT_BYTES_MIN = 50_000
+SLOTS = 1  # of each node with workers; only placement groups take them
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
 
@@ -43,6 +44,8 @@ class Shape:
         gaps: how long a task works between two of its results, at most; one of these. Empty: not at all.
         holds: how many values hold only some of twice `hot` large objects; 0: all of them hold any.
         depth: how deep tasks submit tasks.
+        groups: how many of a driver's operations are about placement groups.
+        cpus: what a task of a driver demands; one of these.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -62,6 +65,8 @@ class Shape:
     gaps: tuple[float, ...] = ()
     holds: float = 0.0
     depth: int = 2
+    groups: float = 0.0
+    cpus: tuple[float, ...] = (0, 0, 0, 0.5, 1)
 
 
 @dataclass
@@ -73,12 +78,31 @@ class ActorSpec:
         restarts: how often it gets another process; -1: any number.
         detached: it lives until it is killed.
         where: which node should run it; -1: any.
+        group: the placement group that it is in; empty: none.
+        bundle: of its group; -1: any.
     """
 
     key: str
     restarts: int = 0
     detached: bool = False
     where: int = -1
+    group: str = ""
+    bundle: int = -1
+
+
+@dataclass
+class GroupSpec:
+    """A placement group.
+
+    Attributes:
+        bundles: the slots of each bundle.
+        fits: whether the nodes can hold it.
+    """
+
+    key: str
+    bundles: list[float]
+    strategy: str
+    fits: bool = True
 
 
 @dataclass
@@ -100,6 +124,9 @@ class TaskSpec:
         pause_s: before each item.
         reads: generators that it reads, and how many items of each at most.
         gap_s: between two results.
+        group: the placement group that it is in; empty: none.
+        bundle: of its group; -1: any.
+        slots: what it takes of its group.
     """
 
     number: int
@@ -119,6 +146,9 @@ class TaskSpec:
     pause_s: float = 0.0
     reads: list[tuple[str, int]] = field(default_factory=list)
     gap_s: float = 0.0
+    group: str = ""
+    bundle: int = -1
+    slots: float = 0.0
 
     @property
     def names(self) -> list[str]:
@@ -149,6 +179,9 @@ class Program:
         self.tasks: dict[int, TaskSpec] = {}
         self.actors: dict[str, ActorSpec] = {}
         self.killed: set[str] = set()  # actors that drivers kill
+        self.groups: dict[str, GroupSpec] = {}
+        self.removed: set[str] = set()  # placement groups that drivers remove
+        self._open: dict[int, str] = {}  # by driver: its placement group
         self.contents: dict[str, list[str]] = {}
         self.sizes: dict[str, int] = {}
         self.outcome: dict[str, str] = {}
@@ -159,6 +192,8 @@ class Program:
         while self._left > 0:
             for ops in self.drivers:
                 ops += self._more(ops)
+        for driver, key in self._open.items():
+            self.drivers[driver] += self._remove_group(key) if rng.random() < 0.5 else []
         self._settle()
 
     # ---- making ----
@@ -181,7 +216,7 @@ class Program:
         return self._some(hot or scope, most)
 
     def _driver(self, index: int) -> list[tuple]:
-        return [("scope", [])]
+        return [("scope", [], index)]
 
     def _more(self, ops: list[tuple]) -> list[tuple]:
         """A few more operations of one driver."""
@@ -193,6 +228,9 @@ class Program:
         for _ in range(rng.randint(1, 6)):
             if self._shape.actors and rng.random() < self._shape.actors:
                 made += self._about_actors(scope)
+                continue
+            if self._shape.groups and rng.random() < self._shape.groups:
+                made += self._about_groups(scope, ops[0][2])
                 continue
             what = rng.random()
             if what < 0.2:
@@ -272,6 +310,67 @@ class Program:
                 self.outcome.update(dict.fromkeys([*call.results, *call.items], EITHER))
         return made
 
+    def _about_groups(self, scope: list[str], driver: int) -> list[tuple]:
+        """Reserve a placement group, use it, wait for it, or remove it. A driver has one at a time: it waits for none
+        while it keeps another one from its slots.
+        """
+        rng = self._rng
+        key = self._open.get(driver)
+        if key is None:
+            key = f"g{len(self.groups)}"
+            group = self.groups[key] = self._group(key)
+            if group.fits:
+                self._open[driver] = key
+                return [("reserve", key)]
+            used = self._use_group(scope, group)
+            return [("reserve", key), *used, ("sleep", rng.random()), *self._remove_group(key)]
+        group, what = self.groups[key], rng.random()
+        if what < 0.15:
+            return [("reserved", key)]
+        if what < 0.35:
+            del self._open[driver]
+            return self._remove_group(key)
+        return self._use_group(scope, group)
+
+    def _remove_group(self, key: str) -> list[tuple]:
+        self.removed.add(key)
+        self.killed.update(one.key for one in self.actors.values() if one.group == key)
+        return [("remove", key)]
+
+    def _use_group(self, scope: list[str], group: GroupSpec) -> list[tuple]:
+        """Create an actor in a placement group, or submit tasks in it."""
+        rng = self._rng
+        bundle = rng.randrange(-1, len(group.bundles))
+        if self._shape.actors and rng.random() < 0.15:
+            actor = self._object(f"a{len(self.actors)}", [], VALUE)
+            self.actors[actor] = ActorSpec(actor, rng.choice((0, 1, -1)), group=group.key, bundle=bundle)
+            scope.append(actor)
+            self.by_driver.append(([], [actor]))
+            return [("create", actor)]
+        made: list[tuple] = []
+        for _ in range(rng.choice((1, 2, 4))):
+            task = self._task(scope, 1)
+            task.group, task.bundle, task.where = group.key, bundle, -1
+            task.slots = rng.choice((0.0, 0.5, 1.0)) * (min(group.bundles) if bundle < 0 else group.bundles[bundle])
+            made.append(("submit", task.number))
+            self.by_driver.append((task.args, [*task.results, *task.items]))
+            scope += task.names
+            if rng.random() < self._shape.cancel:
+                made += [("sleep", rng.random() * 0.1), ("cancel", task.number)]
+                self.outcome.update(dict.fromkeys([*task.results, *task.items], EITHER))
+        return made
+
+    def _group(self, key: str) -> GroupSpec:
+        """A placement group that two nodes with SLOTS can hold, or that no three can."""
+        rng = self._rng
+        strategy = rng.choice(("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
+        if rng.random() < 0.1:
+            return GroupSpec(key, [rng.choice((0.5, 1.0))] * 5 * SLOTS, "STRICT_PACK", False)
+        bundles = [rng.choice((0.5, 1.0)) for _ in range(rng.randint(1, 2))]
+        if strategy == "STRICT_PACK":
+            bundles = rng.choice(([0.5], [1.0], [0.5, 0.5]))
+        return GroupSpec(key, bundles, strategy)
+
     def _make_generator(self, task: TaskSpec, inner: list[str]) -> None:
         """Have a task yield items. No other node's reader waits with a limit: its items ahead count as unread."""
         rng = self._rng
@@ -300,7 +399,7 @@ class Program:
         if shape.functions > 1:
             task.function = rng.randrange(shape.functions)
         task.retries = self._retries if self._retries is not None else rng.choice((0, 1, 3, -1))
-        task.cpus = rng.choice((0, 0, 0, 0.5, 1)) if depth == 0 else 0
+        task.cpus = rng.choice(shape.cpus) if depth == 0 else 0
         task.fails = rng.random() < 0.02
         task.gap_s = rng.random() * rng.choice(shape.gaps) if shape.gaps else 0.0
         if actor:
@@ -332,7 +431,7 @@ class Program:
     def _settle(self) -> None:
         """Find the objects that depend on failed or cancelled tasks."""
         for task in self.tasks.values():
-            if task.actor in self.killed:
+            if task.actor in self.killed or task.group in self.removed:
                 self.outcome.update(dict.fromkeys([*task.results, *task.items], EITHER))
         changed = True
         skipped: set[str] = set()  # what a driver may not make, because it cannot read what it needs

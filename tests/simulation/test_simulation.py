@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .mutants import CLUSTER, MUTANTS
+from .mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +39,12 @@ def test_fault_that_was_mended_does_not_come_back(family, seed):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.parametrize(("family", "seed"), [("reserved", 3), ("groups", 7)])
+def test_placement_groups_hold_and_repeat(family, seed):
+    ran = simulate("--seed", str(seed), "--seeds", "2", "--replay", "--mixed", "--family", family)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_fault_is_found_and_its_seed_is_printed():
     ran = simulate("--mutant", "release: always of one name", "--seeds", "10", "--mixed", "--first", "--no-shrink")
     assert ran.returncode == 1, ran.stdout + ran.stderr
@@ -54,13 +60,21 @@ def test_growth_is_printed_for_each_size():
 
 def test_every_mutant_still_applies():
     for mutant in MUTANTS:
-        assert (CLUSTER / f"{mutant.module}.py").read_text().count(mutant.old) == 1, mutant.name
+        assert mutant.path.read_text().count(mutant.old) == 1, mutant.name
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_nodes_that_leave_in_order_lose_nothing():
     ran = simulate("--family", "leaves", "--nodes", "5", "--seed", "10", "--seeds", "40", "--jobs", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("family", "count"), [("reserved", 100), ("groups", 60)])
+def test_many_seeds_of_a_family_hold(family, count):
+    ran = simulate("--seed", "100", "--seeds", str(count), "--mixed", "--family", family, "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fastrt._core.memory.clients import Client
+from fastrt._core.objects import remote
 from fastrt._core.repair import inspect
+from fastrt._core.tasks import admission
+from fastrt._core.tasks import tasks as core
 from fastrt.cluster.leaving import Leaving
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.remote_values import Kept
+from fastrt.store.messages import ReturnTask
 
 LOOK_S = 0.02  # between two looks while this node or a peer leaves
 
@@ -46,6 +50,15 @@ class Departure:
         """Begin to leave the cluster."""
         self._leaving.leave()
         self._ask()
+
+    def on_return(self, message: ReturnTask) -> None:
+        """Return a task that cannot run here to its node; it has not begun."""
+        task = message.record
+        if admission.refuse(self._client, task, message.id):
+            returns = core.info(self._client, task)["returns"]
+            first = remote.result_objref(self._client, task, 0) if returns else 0
+            if not any(exchange.return_task(task, first) for exchange in self._exchanges):
+                core.finish(self._client, task)  # without results, or its stream has ended
 
     def look(self) -> bool:
         """Take the next steps; return whether this node has left: no peer needs it."""

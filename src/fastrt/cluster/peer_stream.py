@@ -315,12 +315,22 @@ class Exchange:
         """Return the peer's tasks that no worker has begun to the peer, because this node leaves."""
         for number, accepted in self.ledger.returnable():
             what, task, _ = core.cancel(self._client, accepted.results[0], spares_begun=True)
-            if what != "ending":
-                continue
-            self.ledger.give_back(number)
-            self._budget.ended(self, number)
-            self.out.add("fallen", _Fallen(task=number, attempts=core.info(self._client, task)["attempts"]))
-            self.end(task, TaskCancelledError("its node leaves the cluster, and another one runs it"))
+            if what == "ending":
+                self._return(number, task)
+
+    def return_task(self, task: int, first: int) -> bool:
+        """Return a task that this process has taken, by its first result; False: it is not the peer's."""
+        for number, accepted in self.ledger.returnable():
+            if accepted.results[0].objref == first:
+                self._return(number, task)
+                return True
+        return False
+
+    def _return(self, number: int, task: int) -> None:
+        self.ledger.give_back(number)
+        self._budget.ended(self, number)
+        self.out.add("fallen", _Fallen(task=number, attempts=core.info(self._client, task)["attempts"]))
+        self.end(task, TaskCancelledError("another node runs it"))
 
     @property
     def is_at_rest(self) -> bool:

@@ -121,6 +121,7 @@ class Uplink:
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
             messages.ActorEnded: lambda message: self._news.set(),
+            messages.ReturnTask: self._departure.on_return,
             messages.TaskOutput: self._output.on_output,
             messages.ReadsOutput: self._on_readers,
             messages.KeptObjects: self._on_kept,
@@ -488,10 +489,8 @@ class Uplink:
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         idle = sum(row["task"] is None for row in workers)
         self._done = sum(row["tasks_done"] for row in workers)
-        if (queued or self._report.queued or not self._workers) and (idle, queued) != (
-            self._report.idle,
-            self._report.queued,
-        ):
+        before = self._report.idle, self._report.queued
+        if (queued or before[1] or not self._workers) and (idle, queued) != before:
             self._report.idle, self._report.queued = 0 if self._departure.asked else idle, queued
             self._head.changed()
             self._report_free()

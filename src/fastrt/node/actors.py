@@ -157,13 +157,15 @@ class Actors:
                 self._end(actor, "")
 
     def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:
-        if info["ended"]:
-            self._end(actor, "")
+        if info["ended"] or info["released"]:
+            self._end(actor, "its last handle is gone")
         elif self._failed.get(actor, 0) >= _STARTS_MAX:
             self._end(actor, f"{_STARTS_MAX} processes in a row could not start it; the last one {self._how[actor]}")
         elif info["bare"]:
             if self._may_start(actor, info, again):
                 actors.hold(self._client, actor)
+            else:
+                actors.let_go(self._client, actor)
         elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
             self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
             self._fork(actor)

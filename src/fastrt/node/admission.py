@@ -48,6 +48,7 @@ from fastrt.store.messages import (
     RequestResources,
     Resources,
     ResourcesRequested,
+    ReturnTask,
     SearchActor,
     SearchEnded,
 )
@@ -179,6 +180,8 @@ class Admission:
         if info["demand"] is None and self.placing.total:
             return True
         demand = self._demand_of_actor(info)
+        if info["bare"] and not demand.bundle:
+            return False  # freed with the last handle just now: it ends
         key = _key_of(actor, info["gen"], info)
         place = self.placing.place_of(key)
         if place == HERE:
@@ -208,6 +211,7 @@ class Admission:
         for key in self._bundles_of(name) if known is None else known:
             if self._place_of_actor(key) != GONE:
                 kill_in(self._store, key.record, "its placement group was removed")
+        self.groups.remove(name)
         self._start_actors()
 
     def _bundles_of(self, name: str) -> list[BundleKey]:
@@ -502,6 +506,9 @@ class Admission:
         if order.demand.bundle:
             self._cannot_reserve(order)
             return
+        if order.what == "return":
+            self._return(order.key)
+            return
         key, shortage = order.key, self._shortage(order.demand)
         what, records = ("task", core) if isinstance(key, TaskKey) else ("actor", actors)
         function = records.info(self._client, key.record)["function"]
@@ -513,6 +520,15 @@ class Admission:
         else:
             actors.end_for_good(self._client, key.record, actors.FAILED, f"it demands {shortage}")
             self._start_actors()
+
+    def _return(self, key: Key) -> None:
+        """Have the node that placed a task or an actor here choose another place."""
+        if not isinstance(key, TaskKey):
+            why = "its placement group has no bundle there any more"
+            actors.end_for_good(self._client, key.record, actors.KILLED, why)
+            self._start_actors()
+        elif self._uplink is not None:  # else the task ends with its uplink
+            self._uplink.post(ReturnTask(*pair_of(key)))
 
     def _shortage(self, demand: Demand) -> str:
         if not (group := group_of(demand)):

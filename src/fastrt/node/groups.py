@@ -152,6 +152,9 @@ class Groups:
             self._placing.forget(key)
         self._waiting.pop(name, None)
         self._placing.pending_groups.discard(name)
+        self._note_gone(name, why)
+
+    def _note_gone(self, name: str, why: str) -> None:
         self._gone[name] = why
         while len(self._gone) > _GONE_MAX:
             del self._gone[next(iter(self._gone))]  # the oldest
@@ -186,6 +189,11 @@ class Groups:
         """The keys of a group's bundles; None when this node does not know all of them."""
         group = self._groups.get(name)
         return None if group is None or len(group.keys) < group.count else list(group.keys.values())
+
+    def remove(self, name: str) -> None:
+        """Note that a group is removed, also one of which no bundle has been added yet."""
+        if name not in self._groups:
+            self._note_gone(name, self._gone.get(name, ""))
 
     def shortage(self, name: str) -> str:
         """Say what the bundles of a group need, and what the nodes have."""

@@ -43,7 +43,8 @@ class Order(NamedTuple):
 
     Attributes:
         key: the task, actor or bundle.
-        what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+        what: "admit" here, "forward" to `node`, "refuse" (it can never run), "return" (to the node that sent it here),
+            or "warn" (it cannot run as things are).
         devices: of "admit": a bit for each device that it gets.
     """
 

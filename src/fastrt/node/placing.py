@@ -444,9 +444,7 @@ class Placing:
         """Whether any node that has joined could ever run a task with this demand."""
         if demand.node and not demand.soft:
             only = self._named(demand.node)
-            if only is None:
-                return False
-            return self._able(self.total if only == self.node else self.views[only].total, demand)
+            return only is not None and self._able(self.total if only == self.node else self.views[only].total, demand)
         return self._able(self.total, demand) or self._others.able(demand.amounts)
 
     @classmethod
@@ -462,11 +460,13 @@ class Placing:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
         group = group_of(demand)
         soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # the group may not be known here yet
-        if group in self.gone_groups or (not self.can_grow and not soon):
+        is_gone = group in self.gone_groups
+        stays = group and not is_gone and demand.node == self.node and not demand.soft  # another node has sent it here
+        if is_gone or (not soon and (stays or not self.can_grow)):
             for entry in waiting:
                 self.forget(entry.key)
             self._drop_line(demand, priority)
-            return [Order(entry.key, "refuse", demand) for entry in waiting]
+            return [Order(entry.key, "return" if stays else "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True

@@ -465,6 +465,13 @@ class ActorEnded(Message):
     """An actor or a bundle of this node has ended; its process may run on another node."""
 
 
+class ReturnTask(Message):
+    """A task of another node cannot run here any more: return it. The index of its record, and its id."""
+
+    record: U32
+    id: U64
+
+
 class ForwardedRecord(NamedTuple):
     """The index of a task's or actor's record, the task's id or actor's generation, and the node that gets it."""
 

@@ -229,7 +229,8 @@ def placement_group(
 def remove_placement_group(group: PlacementGroup) -> None:
     """Give the group's resources back. Its actors end; its running tasks go on to their end.
 
-    Waiting tasks become errors on the node where the group was made; on other nodes they wait until they are cancelled.
+    Waiting tasks that were submitted on the node where it was made become errors; those of other nodes wait until they
+    are cancelled.
 
     Raises:
         TypeError: not a group.

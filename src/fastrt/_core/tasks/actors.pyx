@@ -523,7 +523,7 @@ def attention(Client client, dict waiting=None):
         actor = x.actors + a
         state = frt_word_state(a64_load_sc(&actor.word))
         if state == FRT_ACTOR_WANTED and waiting is not None and not a32_load_sc(&actor.ended) and \
-                waiting.get(a) == frt_word_gen(a64_load_sc(&actor.word)):
+                not a32_load_sc(&actor.released) and waiting.get(a) == frt_word_gen(a64_load_sc(&actor.word)):
             continue
         if state == FRT_ACTOR_WANTED or state == FRT_ACTOR_DOWN or \
                 state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept) or \
@@ -536,11 +536,13 @@ def attention(Client client, dict waiting=None):
 def let_go(Client client, uint32_t a):
     """Drop the count of an actor's object when the actor is DOWN and has no calls: it ends with its last handle.
 
-    An actor whose process ended before it was built has kept the count until then, for the calls that were made.
+    An actor whose process ended before it was built has kept the count until then, for the calls that were made. A bare
+    one has no calls: WANTED will do.
     """
     cdef frt_actor *actor = _at(client, a)
-    if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DOWN and not actor.flags & FRT_ACTOR_DETACHED and \
-            actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
+    cdef int state = frt_word_state(a64_load_sc(&actor.word))
+    if (state == FRT_ACTOR_DOWN or state == FRT_ACTOR_WANTED and actor.flags & FRT_ACTOR_BARE) and \
+            not actor.flags & FRT_ACTOR_DETACHED and actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
         check(_uncount(&client.x, actor))
 
 
