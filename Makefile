@@ -71,9 +71,9 @@ chaos: .venv/.tools ## kill processes at every point of the core and at random, 
 
 SIMULATED = --nodes $(or $(NODES),5) --tasks $(TASKS) --drivers 4 --faults 8 --retries
 
-simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1000 of them or for SECONDS=3600, TASKS=500 on NODES=5; MUTANTS=60: faults put in are found
-	$(BIN)/python -m tests.simulation $(if $(TASKS),$(SIMULATED),--mixed) --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000))
-	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --seeds $(MUTANTS))
+simulate: .venv/.tools ## clusters in virtual time with faults anywhere, SEEDS=1000 of them or for SECONDS=3600, TASKS=500 on NODES=5; MUTANTS=60: faults put in are found; MUTANTS=renew: stale seeds of theirs are replaced
+	$(if $(filter renew,$(MUTANTS)),,$(BIN)/python -m tests.simulation $(if $(TASKS),$(SIMULATED),--mixed) --jobs 2 $(if $(SECONDS),--seconds $(SECONDS),--seeds $(or $(SEEDS),1000)))
+	$(if $(MUTANTS),$(BIN)/python -m tests.simulation --mutants --jobs 2 $(if $(filter renew,$(MUTANTS)),--renew --seconds $(or $(SECONDS),300),--seeds $(MUTANTS)))
 
 wheels: .venv/.tools ## wheels for Python 3.10 to 3.15, x86_64 and aarch64, glibc and musl, repaired and tested, in wheelhouse/; ARGS="--machine x86_64 --libc gnu --python 3.11" makes one
 	$(BIN)/python .ci/wheels.py $(ARGS)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastrt._core.objects import remote
-from fastrt.cluster import remote_values, value_traffic
+from fastrt._core.repair import inspect
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster import peer_stream, remote_values, value_traffic
 
 
 def stream_of(exchange: Any) -> tuple[Any, int]:
@@ -83,6 +85,25 @@ def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
                 violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
             if has_turn and -one.traffic._wanted.get(objref, 0) not in arriving:
                 violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
+
+
+def close_noted(violation: Callable[[str], None]) -> Callable[..., None]:
+    """Return a replacement of `Exchange.close`: no forwarded task runs again all results of which are here.
+
+    Args:
+        violation: called with each one that does.
+    """
+    close = peer_stream.Exchange.close
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        sent = [] if self.closed else [one.task for _, one in self.ledger.open() if one.remote is None]
+        complete = {task: core.info(self.client, task)["id"] for task in sent if self._has_results(task)}
+        close(self, *args, **kwargs)
+        for row in inspect.tasks(self.client) if complete else ():
+            if complete.get(row["task"]) == row["id"]:
+                violation(f"a task runs again although all its results are here: {row}")
+
+    return noted
 
 
 def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:

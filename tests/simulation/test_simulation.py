@@ -84,3 +84,11 @@ def test_many_seeds_of_a_family_hold(family, count):
 def test_many_seeds_hold(first, count):
     ran = simulate("--seed", str(first), "--seeds", str(count), "--mixed", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_known_seeds_find_their_mutants():
+    """Fails when a seed has become stale: `make simulate MUTANTS=renew` searches another one."""
+    ran = simulate("--mutants", "--known", "--jobs", "2")
+    assert ran.returncode == 0, "run `make simulate MUTANTS=renew`\n" + ran.stdout + ran.stderr
