@@ -305,6 +305,13 @@ def test_others_use_is_what_a_node_says_beyond_our_own():
     assert len(here.decide()) == 1
 
 
+def test_node_that_has_grown_but_has_no_more_free_gets_no_more_tasks():
+    here = Here(view("a", 2), cpu=0)
+    here.placing.see([view("a", 4, free={"CPU": 2 * ONE})], [])
+    here.submit(demand(), 4)
+    assert len(here.decide()) == 2
+
+
 def test_tasks_come_back_from_where_they_were():
     here = Here(view("a"))
     here.submit(demand(), 4)
@@ -373,7 +380,7 @@ def test_policy_knows_every_change_and_leaves_no_room_unused(seed):
         for key in placing.waiting():
             wanted = placing._entries[key].demand
             for node in placing.views:  # "spread" waits until there is room, the others only until there will be
-                when = here.now + (1.0 if wanted.strategy == "spread" else 0.0)
+                when = here.now + (1.5 if wanted.strategy == "spread" else 0.0)
                 assert not placing._others.room(node, wanted.amounts, when), (key, wanted)
 
 

@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t
 from fastrt.scheduler.policy cimport Node, Placement
 
 
-cdef int64_t _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT, _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _A_CPU
+cdef int64_t _USE_SHIFT, _SPREAD_SHIFT, _ROOM_SHIFT, _ALL_IN_USE, _SPREAD_MAX, _ROOM_MAX, _A_CPU, _AHEAD
+cdef double _RECENT_S
 
 
 @cython.locals(use=int64_t, room=int64_t, whole=int64_t)
@@ -20,15 +21,23 @@ cdef class _OtherNode:
     cdef public Node ranked
     cdef public int64_t cpus
     cdef public int64_t spread
-    cdef public dict mine
-    cdef public dict others
-    cdef public object ended
-    cdef public object reported
+    cdef public int64_t cpus_used
+    cdef public dict used
+    cdef public double since
+    cdef public int64_t ended
+    cdef public int64_t ended_before
+    cdef public bint is_quick
 
-    @cython.locals(name=str, total=int64_t, used=int64_t, free=dict, has_changed=bint)
-    cpdef bint see(self, object view) except -1
+    @cython.locals(unused=int64_t, free=int64_t)
+    cdef int64_t left(self, object view, str name) except? -1
 
-    cpdef int64_t free(self, dict total, str name) except? -1
+    @cython.locals(age=double)
+    cpdef end(self, double now)
+
+    @cython.locals(age=double)
+    cpdef double recent(self, double now) except? -1
+
+    @cython.locals(recent=double, whole=int64_t)
     cpdef int64_t ahead(self, double now) except -1
 
     @cython.locals(ranked=Node, ahead=int64_t, free=int64_t, parts=int64_t, name=str)
@@ -48,15 +57,15 @@ cdef class OtherNodes:
     cdef public dict _known
     cdef public Placement _policy
     cdef public dict _names
-    cdef public dict _quick
+    cdef public list _quick
     cdef public dict _searches
     cdef public dict _is_able
 
-    @cython.locals(there=_OtherNode, node=str, is_same=bint, totals=dict)
+    @cython.locals(there=_OtherNode, node=str)
     cpdef see(self, object views, object left)
 
-    @cython.locals(name=str, free=dict)
-    cdef _rank(self, _OtherNode there, dict totals)
+    @cython.locals(name=str, free=dict, totals=dict, ranked=Node)
+    cdef _rank(self, _OtherNode there, object view, bint again)
     cdef _unrank(self, _OtherNode there)
 
     cpdef _OtherNode at(self, str node)

@@ -10,7 +10,6 @@ Compiled with the types in other_nodes.pxd when the package is built; ADR 5 says
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from heapq import nlargest
 
@@ -54,7 +53,10 @@ def load_of(cpus: int, free: int, spread: int, order: int) -> int:
 
 
 class _OtherNode:
-    """One node: its report, and the resources in use there, by tasks of this node and by others."""
+    """One node: its report, and what tasks of this node use there. The policy's node has the free amounts.
+
+    Most demands are for CPUs only, so those are counted apart: a decision at 10,000 nodes waits for memory.
+    """
 
     def __init__(self, node: str, order: int) -> None:
         self.node = node
@@ -63,40 +65,39 @@ class _OtherNode:
         self.ranked: Node | None = None  # its place in the policy; None: it runs nothing
         self.cpus = 0  # parts of a CPU that it has
         self.spread = 0
-        self.mine: dict[str, int] = {}
-        self.others: dict[str, int] = {}
-        self.ended: deque[float] = deque()
-        self.reported: Mapping[str, int] | None = None
+        self.cpus_used = 0  # by tasks of this node, as the other resources:
+        self.used: dict[str, int] = {}
+        # Tasks of this node that ended there in the window of `_RECENT_S` that began at `since`, and in the one before.
+        self.since, self.ended, self.ended_before = 0.0, 0, 0
+        self.is_quick = False  # among `OtherNodes._quick`
 
-    def see(self, view: NodeRow) -> bool:
-        """Count resources in use there that are not used by this node as used by others, until the next report.
+    def left(self, view: NodeRow, name: str) -> int:
+        """Parts of a resource that are free by a report: what tasks of this node use need not be in it yet."""
+        unused = view.total[name] - (self.cpus_used if name == CPU else self.used.get(name, 0))
+        free = view.free.get(name, 0)
+        return unused if unused < free else free
 
-        Returns:
-            Whether these amounts are others than before.
-        """
-        self.view = view
-        free = view.free
-        if free == self.reported:
-            return False  # the report of another node has changed
-        self.reported = free
-        has_changed = False
-        for name, total in view.total.items():
-            used = total - free.get(name, 0) - self.mine.get(name, 0)
-            used = 0 if used < 0 else used
-            if used != self.others.get(name, 0):
-                self.others[name] = used
-                has_changed = True
-        return has_changed
+    def end(self, now: float) -> None:
+        """Count a task of this node that has ended there."""
+        age = now - self.since
+        if age >= _RECENT_S:
+            self.ended_before = self.ended if age < 2 * _RECENT_S else 0
+            self.since = self.since + _RECENT_S if age < 2 * _RECENT_S else now
+            self.ended = 0
+        self.ended += 1
 
-    def free(self, total: Mapping[str, int], name: str) -> int:
-        """Free parts of a resource of which it has these totals."""
-        return total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
+    def recent(self, now: float) -> float:
+        """About how many tasks of this node have ended there in the last `_RECENT_S`."""
+        age = (now - self.since) / _RECENT_S
+        if age < 1:
+            return self.ended + self.ended_before * (1 - age)
+        return self.ended * (2 - age) if age < 2 else 0.0
 
     def ahead(self, now: float) -> int:
         """How many tasks it gets beyond its room."""
-        while self.ended and now - self.ended[0] > _RECENT_S:
-            self.ended.popleft()
-        return -(-len(self.ended) // _AHEAD)
+        recent = self.recent(now)
+        whole = int(recent / _AHEAD)
+        return whole + (recent > whole * _AHEAD)
 
     def room(self, amounts: Amounts, now: float) -> bool:
         """Whether it should get a task now: it has room, or will have soon."""
@@ -145,43 +146,47 @@ class OtherNodes:
         self._known: dict[str, _OtherNode] = {}  # also nodes that have left, while tasks of this node are there
         self._policy = Placement()  # those that have workers
         self._names: dict[str, str] = {}  # ids by name
-        self._quick: dict[_OtherNode, None] = {}  # those that have finished tasks of this node a moment ago
+        self._quick: list[_OtherNode] = []  # those that have finished tasks of this node a moment ago
         self._searches: dict[Search, None] = {}
         self._is_able: dict[Amounts, bool] = {}  # see `able`; until the nodes have other resources
 
     def see(self, views: Iterable[NodeRow], left: Iterable[str] | None) -> None:
         """Take reports; `left` as for `Placing.see`."""
-        changed = {view.node: view for view in views}
-        gone = [node for node in self.views if node not in changed] if left is None else list(left)
+        views = list(views)
+        gone = self.views.keys() - {view.node for view in views} if left is None else left
         for node in gone:
             self._lose(node)
-        if gone:
             self._is_able.clear()
-        for node, view in changed.items():
-            there = self._known.get(node)
+        for view in views:
+            there = self._known.get(view.node)
             if there is None:
-                order = zlib.crc32(f"{self.node} {node}".encode()) & _ORDERS
-                there = self._known[node] = _OtherNode(node, order)
-            before, totals = there.view, view.total
-            is_same = before is not None and before is not view and before.total == totals
-            self.views[node] = view
-            self._names[view.name] = node
-            if there.see(view) or not is_same:
-                self._rank(there, totals)
-            if not is_same:
+                order = zlib.crc32(f"{self.node} {view.node}".encode()) & _ORDERS
+                there = self._known[view.node] = _OtherNode(view.node, order)
+            before = there.view
+            if before is None or before.name != view.name:
+                self._names[view.name] = view.node
+            self.views[view.node] = there.view = view
+            if before is None or before is view or before.total != view.total:  # `mark` changes totals in place
                 self._is_able.clear()
+            elif before.free == view.free:
+                continue  # another node has changed
+            self._rank(there, view, before is view)
 
-    def _rank(self, there: _OtherNode, totals: dict[str, int]) -> None:
-        """Have the policy know what a node has free now."""
+    def _rank(self, there: _OtherNode, view: NodeRow, again: bool) -> None:
+        """Have the policy know what a node has free; `again`: by the same report, whose resources have changed."""
+        totals, ranked = view.total, there.ranked
         there.cpus = totals.get(CPU, 0)
         if not totals:
             self._unrank(there)
             return
-        if there.ranked is None:
+        known: Collection[str] = ()
+        if ranked is None:
             cpus = {CPU: there.cpus} if there.cpus else {}  # first, as nearly all tasks demand it
-            there.ranked = self._policy.add(there.node, cpus | totals)
-        free = {name: there.free(totals, name) for name in totals}
-        self._policy.report(there.ranked, free, load_of(there.cpus, free.get(CPU, 0), there.spread, there.order))
+            ranked = there.ranked = self._policy.add(there.node, cpus | totals)
+        elif again:
+            known = (ranked.main, *ranked.others)
+        free = {name: int(ranked.free(name)) if name in known else there.left(view, name) for name in totals}
+        self._policy.report(ranked, free, load_of(there.cpus, free.get(CPU, 0), there.spread, there.order))
         self._look_again(there)
 
     def _unrank(self, there: _OtherNode) -> None:
@@ -192,7 +197,15 @@ class OtherNodes:
     def drop_gone(self, used: Collection[str]) -> None:
         """Forget nodes that have left, unless tasks of this node are there."""
         for node in [node for node in self._known if node not in self.views and node not in used]:
-            self._quick.pop(self._known.pop(node), None)
+            del self._known[node]
+        self._keep_quick([there for there in self._quick if there.node in self._known])
+
+    def _keep_quick(self, quick: list[_OtherNode]) -> None:
+        before, self._quick = self._quick, quick
+        for there in before:
+            there.is_quick = False
+        for there in quick:
+            there.is_quick = True
 
     def at(self, node: str) -> _OtherNode:
         """A node, for `charge` and `ended`: the same object as long as tasks of this node are there."""
@@ -204,7 +217,10 @@ class OtherNodes:
         ranked = there.ranked
         for name, parts in amounts:
             change = sign * parts
-            there.mine[name] = there.mine.get(name, 0) + change
+            if name == CPU:
+                there.cpus_used += change
+            else:
+                there.used[name] = there.used.get(name, 0) + change
             if ranked is not None:
                 ranked.use(name, change)
         if ranked is not None:
@@ -217,12 +233,15 @@ class OtherNodes:
 
     def ended(self, there: _OtherNode, now: float) -> None:
         """A task of this node has ended there."""
-        there.ended.append(now)
-        self._quick[there] = None
+        there.end(now)
+        if not there.is_quick:
+            there.is_quick = True
+            self._quick.append(there)
 
     def free(self, node: str, name: str) -> int:
         """Free parts of a resource of a node that is there."""
-        return self._known[node].free(self.views[node].total, name)
+        ranked = self._known[node].ranked
+        return 0 if ranked is None else int(ranked.free(name))
 
     def room(self, node: str, amounts: Amounts, now: float) -> bool:
         """Whether a node should get a task now: it has room, or will have soon."""
@@ -266,8 +285,7 @@ class OtherNodes:
         """A node that will have room soon, if possible one that is near. The same search does not look twice."""
         left = search.left
         if search not in self._searches:
-            for there in [there for there in self._quick if not there.ahead(now)]:
-                del self._quick[there]
+            self._keep_quick([there for there in self._quick if there.ahead(now)])
             left |= {there: None for there in self._quick if there.view is not None}
             self._searches[search] = None
         for node in nlargest(_NEAR_TRIED, near, key=near.__getitem__) if near else ():
@@ -291,12 +309,14 @@ class OtherNodes:
         for node, view in self.views.items():
             assert (node in self._policy) == bool(view.total), f"{node} runs something or not"
             if node in self._policy:
-                known = {name: self._policy[node].free(name) for name in view.total}
-                assert known == {name: self.free(node, name) for name in view.total}, f"{node} has other amounts free"
+                there = self._known[node]
+                used = there.used | {CPU: there.cpus_used}
+                for name, total in view.total.items():
+                    assert self.free(node, name) + used.get(name, 0) <= total, f"{node} has more of {name} free"
 
     def _look_again(self, there: _OtherNode) -> None:
         """Let tasks that found no node look at one that may have more room."""
-        if there.ended:
+        if there.is_quick:
             for search in self._searches:
                 search.left[there] = None
 

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 
 
 cdef double _ROUNDING
+cdef int _NEITHER, _RAISED, _MISSING
 
 
 @cython.final
@@ -17,8 +18,8 @@ cdef class Node:
     cdef public int64_t rank
     cdef public int64_t load
     cdef public int64_t highest
-    cdef public dict raised
-    cdef public dict missing
+    cdef public _Seat raised
+    cdef public _Seat missing
 
     @cython.locals(room=double, amount=double, name=str)
     cpdef bint fits(self, tuple shape) except -1
@@ -35,6 +36,12 @@ cdef class _Seat:
     cdef public _Heap heap
     cdef public Node node
     cdef public int64_t stored
+    cdef public int chain
+    cdef public _Seat before
+    cdef public _Seat after
+
+    @cython.locals(node=Node, before=_Seat, after=_Seat, first=_Seat)
+    cdef join(self, int chain)
 
 
 @cython.final
@@ -51,6 +58,8 @@ cdef class _Heap:
 
     @cython.locals(node=Node, stored=int64_t, entries=list)
     cpdef push(self, _Seat seat)
+
+    @cython.locals(seat=_Seat)
     cpdef drop(self, Node node)
 
 
@@ -95,10 +104,10 @@ cdef class Placement:
     @cython.locals(beside=list, node=Node)
     cdef int64_t _load_at(self, object site) except? -1
 
-    @cython.locals(seat=_Seat, higher=list)
+    @cython.locals(seat=_Seat, after=_Seat)
     cdef _lowered(self, Node node)
 
-    @cython.locals(seat=_Seat)
+    @cython.locals(seat=_Seat, after=_Seat)
     cdef _offer(self, Node node)
 
 

@@ -41,6 +41,7 @@ _HEAPS_MAX = 16384
 # An entry of a heap is load << _RANK_BITS | rank: both stay below 2^31, of tasks at a node and nodes ever seen.
 _RANK_BITS = 32
 _RANKS = (1 << _RANK_BITS) - 1
+_NEITHER, _RAISED, _MISSING = range(3)  # which chain of its node a seat is in
 _DROPPED = -1  # the load of a seat that its heap has dropped because the node had no room
 
 
@@ -79,10 +80,6 @@ class Node:
         highest: no heap has the node at a load above this.
     """
 
-    __slots__ = (
-        "highest", "id", "kinds", "load", "main", "missing", "others", "raised", "rank", "room", "site"
-    )  # fmt: skip
-
     def __init__(
         self, node_id: Hashable, site: Hashable, resources: Mapping[str, float], kinds: frozenset[str], rank: int
     ) -> None:
@@ -93,10 +90,10 @@ class Node:
         self.others = {name: amount for name, amount in resources.items() if name != self.main}
         self.kinds = kinds
         self.rank = rank
-        self.load = 0
-        self.highest = 0
-        self.raised: dict[_Seat, None] = {}  # seats in heaps that have it at a load above 0
-        self.missing: dict[_Seat, None] = {}  # seats in heaps that have dropped it
+        self.load = self.highest = 0
+        # The first seats of two chains: in heaps that have it at a load above 0, and that have dropped it.
+        self.raised: _Seat | None = None
+        self.missing: _Seat | None = None
 
     def fits(self, shape: Shape) -> bool:
         """Whether all demanded resources are free."""
@@ -129,25 +126,45 @@ class Node:
 
 
 class _Seat:
-    """A node in a heap, with the load the heap has it at; `_DROPPED` when it is not in the heap."""
+    """A node in a heap, with the load the heap has it at; `_DROPPED` when it is not in the heap.
 
-    __slots__ = ("heap", "node", "stored")
+    A chain of seats is in the seats: with a set for each of its chains, a node took three times as much memory.
+    """
 
     def __init__(self, heap: _Heap, node: Node) -> None:
-        self.heap = heap
-        self.node = node
-        self.stored = _DROPPED
+        self.heap, self.node = heap, node
+        self.stored, self.chain = _DROPPED, _NEITHER
+        self.before: _Seat | None = None
+        self.after: _Seat | None = None
+
+    def join(self, chain: int) -> None:
+        """Move to another chain of the node."""
+        if chain == self.chain:
+            return
+        node, before, after = self.node, self.before, self.after
+        if after is not None:
+            after.before = before
+        if before is not None:
+            before.after = after
+        elif self.chain == _RAISED:
+            node.raised = after
+        elif self.chain == _MISSING:
+            node.missing = after
+        self.chain, self.before, first = chain, None, None
+        if chain == _RAISED:
+            first, node.raised = node.raised, self
+        elif chain == _MISSING:
+            first, node.missing = node.missing, self
+        self.after = first
+        if first is not None:
+            first.before = self
 
 
 class _Heap:
     """Nodes by load, for tasks of one shape: all nodes, or those at one site. With `pack` in the order of `add`."""
 
-    __slots__ = ("entries", "pack", "seats", "shape", "site")
-
     def __init__(self, shape: Shape, site: Hashable | None, pack: bool) -> None:
-        self.shape = shape
-        self.site = site
-        self.pack = pack
+        self.shape, self.site, self.pack = shape, site, pack
         self.entries: list[int] = []
         self.seats: dict[int, _Seat] = {}  # by the node's rank
 
@@ -164,12 +181,11 @@ class _Heap:
             if not node.fits(self.shape):
                 heappop(entries)
                 seat.stored = _DROPPED
-                node.raised.pop(seat, None)
-                node.missing[seat] = None
+                seat.join(_MISSING)
             elif seat.stored < node.load and not self.pack:
                 seat.stored = node.load
                 node.highest = max(node.highest, node.load)
-                node.raised[seat] = None
+                seat.join(_RAISED)
                 heapreplace(entries, node.load << _RANK_BITS | node.rank)
             else:
                 return node
@@ -190,9 +206,7 @@ class _Heap:
         seat.stored = stored
         if stored:
             node.highest = max(node.highest, stored)
-            node.raised[seat] = None
-        elif node.raised:
-            node.raised.pop(seat, None)
+        seat.join(_RAISED if stored else _NEITHER)
         entries = self.entries
         heappush(entries, stored << _RANK_BITS | node.rank)
         if len(entries) > 64 + _ENTRIES_PER_NODE * len(self.seats):
@@ -203,14 +217,11 @@ class _Heap:
         """Stop ranking a node here."""
         seat = self.seats.pop(node.rank, None)
         if seat is not None:
-            node.raised.pop(seat, None)
-            node.missing.pop(seat, None)
+            seat.join(_NEITHER)
 
 
 class _Ranking:
     """The heaps of one shape."""
-
-    __slots__ = ("at_site", "every", "packed", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -286,7 +297,8 @@ class Placement:
     def report(self, node: Node, free: Mapping[str, float], load: int) -> None:
         """Set what a node has free and its load, for a caller that counts these itself; see `rank`."""
         node.room = free.get(node.main, 0.0)
-        node.others = {name: amount for name, amount in free.items() if name != node.main}
+        if len(free) > 1 or node.others:
+            node.others = {name: amount for name, amount in free.items() if name != node.main}
         self.rank(node, load)
 
     def rank(self, node: Node, load: int) -> None:
@@ -299,7 +311,7 @@ class Placement:
         node.load = load
         if load < node.highest:
             self._lowered(node)
-        if node.missing:
+        if node.missing is not None:
             self._offer(node)
 
     def place(self, demand: Demand) -> Hashable | None:
@@ -352,7 +364,7 @@ class Placement:
         node.load -= 1
         if node.load < node.highest:
             self._lowered(node)
-        if node.missing:
+        if node.missing is not None:
             self._offer(node)
 
     def _local(self, ranking: _Ranking, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
@@ -422,16 +434,22 @@ class Placement:
 
     def _lowered(self, node: Node) -> None:
         """Correct the heaps that have a node at a higher load than it has now."""
-        higher = [seat for seat in node.raised if seat.stored > node.load]
         node.highest = node.load
-        for seat in higher:
-            seat.heap.push(seat)
+        seat = node.raised
+        while seat is not None:
+            after = seat.after
+            if seat.stored > node.load:
+                seat.heap.push(seat)
+            seat = after
 
     def _offer(self, node: Node) -> None:
         """Put a node that has more room back into the heaps that dropped it."""
-        for seat in [seat for seat in node.missing if node.fits(seat.heap.shape)]:
-            del node.missing[seat]
-            seat.heap.push(seat)
+        seat = node.missing
+        while seat is not None:
+            after = seat.after
+            if node.fits(seat.heap.shape):
+                seat.heap.push(seat)
+            seat = after
 
     def _forget(self, heap: _Heap) -> None:
         """Drop a heap; it is rebuilt when it is needed again."""
@@ -460,25 +478,19 @@ class Placement:
                     assert heap.pack or seat.stored <= node.load, f"{about} has {node.id} above its load"
                     entry = seat.stored << _RANK_BITS | node.rank
                     assert entry in heap.entries, f"{about} has no entry of {node.id}"
-                    raised = seat in node.raised and seat.stored <= node.highest
+                    raised = seat.chain == _RAISED and seat.stored <= node.highest
                     assert heap.pack or not seat.stored or raised, f"{node.id} would stay at too high a load"
                 else:
-                    assert seat in node.missing, f"{node.id} is not among those that {about} dropped"
+                    assert seat.chain == _MISSING, f"{node.id} is not among those that {about} dropped"
                     assert not node.fits(heap.shape), f"{node.id} fits {about} and is not ranked"
 
 
 class _Waiting:
     """A task in a backlog."""
 
-    __slots__ = ("demand", "gone", "number", "site", "skipped", "task")
-
     def __init__(self, number: int, task: Hashable, demand: Demand, site: Hashable | None) -> None:
-        self.number = number
-        self.task = task
-        self.demand = demand
-        self.site = site
-        self.skipped = 0
-        self.gone = False
+        self.number, self.task, self.demand, self.site = number, task, demand, site
+        self.skipped, self.gone = 0, False
 
 
 class _Line:
