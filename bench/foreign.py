@@ -367,3 +367,17 @@ sys.stdin.read()
 
     def __call__(self) -> None:
         self._call(b"", timeout=START_S)
+
+    def run(self, count: int, in_flight: int) -> None:
+        """Make calls, so many at a time, and wait for all answers."""
+        room, ended = threading.Semaphore(in_flight), threading.Semaphore(0)
+
+        def answered(call: Any) -> None:
+            room.release()
+            ended.release()
+
+        for _ in range(count):
+            room.acquire()
+            self._call.future(b"", timeout=START_S).add_done_callback(answered)
+        for _ in range(count):
+            ended.acquire()
