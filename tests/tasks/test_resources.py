@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,39 @@ def test_small_task_has_its_turn_among_wide_ones(rt):
     assert fastrt.get(add.remote(1)) == 2
     assert len(fastrt.wait(wide, num_returns=len(wide), timeout=0)[0]) < len(wide)
     assert fastrt.get(wide) == list(range(1, 401))
+
+
+@pytest.mark.long
+def test_small_tasks_pause_shortly_while_a_wide_one_waits_for_a_long_one(rt, holder):
+    holder.start("first")
+    holder.wait("first")
+    holder.start("wide", num_cpus=2)
+    began, longest = time.monotonic(), 0.0
+    while time.monotonic() - began < 5:
+        submitted = time.monotonic()
+        fastrt.get(add.remote(1))
+        longest = max(longest, time.monotonic() - submitted)
+    assert longest < 0.4, longest
+    assert not holder.runs("wide")
+    holder.end("first")
+    holder.wait("wide")
+    holder.end("wide")
+
+
+@pytest.mark.long
+def test_wide_task_has_its_turn_among_small_ones_that_never_end_together(rt):
+    @fastrt.remote
+    def nap(seconds):
+        threading.Event().wait(seconds)
+
+    running = [nap.remote(0.3), nap.remote(0.45)]
+    wide = add.options(num_cpus=2).remote(1)
+    began = time.monotonic()
+    while not fastrt.wait([wide], timeout=0)[0] and time.monotonic() - began < 20:
+        ended, running = fastrt.wait(running, timeout=0.01)
+        running += [nap.remote(0.3) for _ in ended]
+    assert fastrt.wait([wide], timeout=0)[0]
+    fastrt.get(running)
 
 
 def test_wide_task_does_not_stop_what_a_running_one_waits_for(rt, tmp_path):

@@ -4,9 +4,11 @@ A task without a demand takes a worker, and no daemon hears of it, so the resour
 Before a task of several CPUs begins, workers are parked: they end the task that they run and take no other one. It
 begins once the tasks that still run leave it enough CPUs.
 
-Parked workers stand idle, and a running task may wait for one that is queued. So the wait for CPUs has an end: after
-`_WINDOW_S` the workers go on for four times as long, then there is a longer wait. When a task of several CPUs has ended
-and others are queued, they have a turn that is as long as that task ran.
+Parked workers stand idle, and a running task may wait for one that is queued. So the wait for CPUs has an end, after
+which the workers go on for four times as long. A wait takes as long as the longest task that was seen to end since the
+first wait, and `_WINDOW_S` more: so where tasks like those run, all of them end within it, and beside one that goes on
+and on, others pause for `_WINDOW_S` only. When a task of several CPUs has ended and others are queued, they have a turn
+that is as long as that task ran.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from fastrt.node.members import Member
 from fastrt.node.placing import GONE, HERE, Placing
 from fastrt.tasks.resources import CPU, Demand
 
-_WINDOW_S, _WINDOW_MOST_S = 0.2, 5.0  # of a first wait for CPUs, and of a later one
+_WINDOW_S, _WINDOW_MOST_S = 0.05, 5.0  # of a wait for CPUs beyond the longest task that ended, and of any
 _REST = 4  # times as long the workers go on after a wait that was in vain
 _TURN_LEAST_S, _TURN_MOST_S = 0.05, 5.0
 
@@ -70,7 +72,9 @@ class CpuRoom:
         self._wide: dict[TaskKey, tuple[Demand, int]] = {}  # tasks that have not begun: their demands and devices
         self._begun: dict[TaskKey, float] = {}  # those that have, and when
         self._parked: set[int] = set()
-        self._window_s, self._window_end, self._rest_end = _WINDOW_S, 0.0, 0.0
+        self._window_end, self._rest_end = 0.0, 0.0
+        self._seen: dict[int, tuple[int, float]] = {}  # by worker: the number of its running task, and since when
+        self._looked_at, self._longest_s = 0.0, 0.0  # of the tasks that have ended meanwhile
 
     def take_over(self) -> None:
         """Let the workers go on that an earlier daemon has parked."""
@@ -123,10 +127,13 @@ class CpuRoom:
         self._drop_gone(now)
         if not self.is_waiting:
             self._before.clear()
+            if not self._is_resting(now):
+                self._seen, self._longest_s = {}, 0.0
             return False
         if self._wide and core.queued(self._client):
             self.park()
         running = {worker: ended for worker, ended in self._running().items() if ended is not None}
+        self._watch(running, now)
         placing = self._placing
         wanted = [(key, cpu_parts(demand)) for key, demand in placing.unopened.items()]
         tasks = [(key, cpu_parts(demand)) for key, (demand, _) in self._wide.items()]
@@ -156,7 +163,7 @@ class CpuRoom:
     def _begin(self, task: TaskKey, now: float) -> None:
         """Admit a task of several CPUs, before those that are queued."""
         _, devices = self._wide.pop(task)
-        self._window_s, self._window_end = _WINDOW_S, 0.0
+        self._window_end = 0.0
         if not core.queued(self._client):
             self.park()  # before a worker takes the task: it would look idle, and be parked for the task's CPUs
         if admission.admit(self._client, task.record, task.id, devices, True):
@@ -169,13 +176,28 @@ class CpuRoom:
         if not self._wide or self._is_resting(now):
             return
         if not self._window_end:
-            self._window_end = now + self._window_s
+            self._window_end = now + self._window_s()
         elif now > self._window_end:
-            self._rest_end, self._window_end = now + _REST * self._window_s, 0.0
-            self._window_s = min(2 * self._window_s, _WINDOW_MOST_S)
+            self._rest_end, self._window_end = now + _REST * self._window_s(), 0.0
             for task, (demand, _) in self._wide.items():
                 self._placing.wait(task, demand, now)
             self._wide.clear()
+            self.park()  # now: the daemon's next round may be a second away
+
+    def _window_s(self) -> float:
+        return min(self._longest_s + _WINDOW_S, _WINDOW_MOST_S)
+
+    def _watch(self, running: dict[int, int], now: float) -> None:
+        """Measure how long the tasks without demands run; one that is seen only once counts as short."""
+        for worker, (number, since) in self._seen.items():
+            if running.get(worker) != number:
+                self._longest_s = max(self._longest_s, self._looked_at - since)
+        seen, none = self._seen, (-1, now)
+        self._seen = {
+            worker: (number, seen[worker][1] if seen.get(worker, none)[0] == number else now)
+            for worker, number in running.items()
+        }
+        self._looked_at = now
 
     def _drop_gone(self, now: float) -> None:
         """Forget the tasks that have ended or left this node."""

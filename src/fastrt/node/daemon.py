@@ -92,7 +92,7 @@ from fastrt.store.messages import (
 _TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
 _QUIET_TICK_S = 1.0  # the same, after so many ticks without an event
 _QUIET_TICKS = 4
-_OPENING_S = 0.05  # while a placement group waits for tasks that run where it is reserved
+_OPENING_S = 0.02  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's report
 _AHEAD_BYTES = 64 << 20  # free memory kept ready, so that no put waits for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
