@@ -130,10 +130,19 @@ class ActorDiedError(ActorError):
     Attributes:
         attempts: number of attempts of the call that had begun.
         on_purpose: whether the program itself ended the actor.
+        actor_id: the actor's id in 32 hex digits, as Ray's errors have it; None: unknown.
+        actor_init_failed: whether its constructor raised.
     """
 
     attempts: int = 0
     on_purpose: bool = False
+    actor_id: str | None = None
+    actor_init_failed: bool = False
+
+    @property
+    def error_msg(self) -> str:
+        """Return the message: Ray's name for it."""
+        return str(self)
 
 
 class ActorUnavailableError(ActorDiedError):

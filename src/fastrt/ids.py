@@ -8,12 +8,20 @@ begins with the digits that `fastrt list`, `runtime_context()` and messages show
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 OWN_DIGITS, OWN_NODE_DIGITS = 16, 32  # of fastrt's own ids of tasks and actors, and of nodes
+
+_NODE_ID = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{24})?")
+
+
+def is_node_id(text: str) -> bool:
+    """Whether a text can be the id of a node, in fastrt's length or in Ray's."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 class BaseID(str):

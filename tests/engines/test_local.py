@@ -221,3 +221,13 @@ def test_constructor_may_be_a_coroutine_function(local):
             return self.value
 
     assert fastrt.get(Slow.remote(5).look.remote()) == 10
+
+
+def test_generator_that_yields_too_many_items_says_so(local, capfd):
+    @fastrt.remote(num_returns=2)
+    def three():
+        yield from range(3)
+
+    assert fastrt.get(three.remote()) == [0, 1]
+    assert "three' has num_returns=2, and yields more; that is lost" in capfd.readouterr().err
+    assert fastrt.get(three.options(num_returns=1).remote()) == 0

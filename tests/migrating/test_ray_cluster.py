@@ -10,6 +10,7 @@ import pytest
 from fastrt import ray
 from fastrt.errors import UnsupportedError
 from fastrt.ray.cluster_utils import Cluster
+from fastrt.ray.util.state import list_nodes
 from fastrt.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -73,8 +74,14 @@ def test_nodes_are_added_used_and_removed(cluster):
     wanted = [node.options(resources={"seat": 1}), node.options(label_selector={"zone": "a"})]
     wanted.append(node.options(scheduling_strategy=placed))
     assert set(ray.get([one.remote() for one in wanted])) == {other.node_id}
+    disk = cluster.add_node(num_cpus=0, object_store_memory=64 << 20, resources={"disk": 1})  # no worker, at first
+    assert ray.get(node.options(num_cpus=0, resources={"disk": 1}).remote(), timeout=30) == disk.node_id
+    cluster.remove_node(disk)
     cluster.remove_node(other, allow_graceful=False)
     cluster.wait_for_nodes()
     assert [row["NodeID"] for row in ray.nodes() if row["Alive"]] == [head.node_id]
+    assert {row["NodeID"] for row in ray.nodes() if not row["Alive"]} == {disk.node_id, other.node_id}
+    assert {row.state for row in list_nodes()} == {"ALIVE", "DEAD"}
+    assert ray.get(node._remote(kwargs={}, num_cpus=0)) == head.node_id
     assert cluster.remaining_processes_alive()
     assert not other.is_alive()

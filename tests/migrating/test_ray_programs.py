@@ -82,9 +82,21 @@ def test_unmodified_program_and_its_modules_and_workers_import_ray(tmp_path, run
     path = os.pathsep.join([str(tmp_path), str(Path(fastrt.__file__).parents[1])])
     said = run([sys.executable, "-m", "fastrt.ray", "-m", "named", "x"], 50, PYTHONPATH=path)
     assert said == "__main__ ['x'] fastrt.ray\n"
+    said = run(
+        [sys.executable, "-m", "fastrt.ray", "-c", "import sys, ray\nprint(__name__, sys.argv, ray.__name__)", "y"], 50
+    )
+    assert said == "__main__ ['-c', 'y'] fastrt.ray\n"
 
 
-def test_command_without_a_program_says_how_it_is_called():
-    done = subprocess.run([sys.executable, "-m", "fastrt.ray"], capture_output=True, text=True, timeout=50)
-    assert done.returncode == 2
-    assert "python -m fastrt.ray PROGRAM.py" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "code", "first"),
+    [
+        ([], 2, "usage: python -m fastrt.ray PROGRAM.py [ARGUMENTS]"),
+        (["-x"], 2, "usage: python -m fastrt.ray PROGRAM.py [ARGUMENTS]"),
+        (["--help"], 0, "usage: python -m fastrt.ray PROGRAM.py [ARGUMENTS]"),
+        (["nowhere.py"], 2, "python -m fastrt.ray: there is no file 'nowhere.py'"),
+    ],
+)
+def test_command_without_a_program_says_how_it_is_called(words, code, first):
+    done = subprocess.run([sys.executable, "-m", "fastrt.ray", *words], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, (done.stderr or done.stdout).splitlines()[0]) == (code, first)

@@ -35,7 +35,7 @@ def test_malformed_message_of_each_type_is_refused_and_the_daemon_goes_on(rt):
 
 def test_message_that_is_not_for_the_daemon_is_refused(rt):
     with connected(rt.socket_path) as (_, link):
-        link.send(NodeList(("a", "b", {}, {}, {}), []))
+        link.send(NodeList(("a", "b", {}, {}, {}), [], []))
         assert link.receive(5) == Refused("the daemon does not take message 'node_list'")
     with connected(rt.socket_path) as (_, link):
         link.send(ListNodes())

@@ -297,6 +297,41 @@ def test_node_that_works_quickly_is_kept_supplied():
     assert len(slow.decide()) == 2  # one, and one ahead
 
 
+@pytest.mark.parametrize(
+    ("node", "amounts", "ends"),
+    [
+        ("0123456789abcdef" * 2, {}, True),  # the id of a node that is not there can be no other one's
+        ("ab" * 28, {}, True),
+        ("home", {"disk": 1}, True),  # nor does a node get other resources
+        ("id-a", {"disk": 1}, True),
+        ("late", {}, False),  # a node with this name may join
+    ],
+)
+def test_task_for_one_node_is_refused_when_that_can_never_run_it(node, amounts, ends):
+    here = Here(view("a"))
+    here.submit(demand(node=node, **amounts))
+    here.submit(demand(node=node, soft=True, **amounts))
+    assert not [order for order in here.decide() if order[1] != "admit"]  # it may not be known yet
+    here.now = 2.0
+    assert [order[:2] for order in here.decide() if order[0] == 1] == [(1, "refuse" if ends else "warn")]
+
+
+def test_actor_is_not_sent_ahead_of_room():
+    """Another actor may have that room as long as it lives."""
+    here = Here(view("a", 1), cpu=0)
+    here.submit(demand(), 2)
+    (first,) = here.decide()
+    here.moved(first[0], ELSEWHERE)
+    here.moved(first[0], GONE)
+    assert len(here.decide()) == 1
+    here.placing.wait(ActorKey(1, 1), demand(), here.now)
+    assert here.decide() == []
+    here.submit(demand())
+    here.moved(2, ELSEWHERE)
+    here.moved(2, GONE)
+    assert here.decide()[0] == (1, "forward", "a")
+
+
 def test_others_use_is_what_a_node_says_beyond_our_own():
     here = Here(view("a", 2, free={"CPU": ONE}), cpu=0)
     here.submit(demand(), 2)

@@ -80,7 +80,7 @@ class Reserving:
         options = submission.TaskOptions(driver.function, 1, RETRIES_FOREVER, demand=demand)
         ref = submission.submit(driver.client, options, ())
         await driver.ready(ref)
-        if driver.store.load(ref, True) is not True:
+        if driver.store.load(ref, True) != driver.groups[key].group:
             self._world.violation(f"the group {key} is not reserved")
         self.check()
         is_calm = all("slower" in one for one in self._cluster.faults)

@@ -70,7 +70,7 @@ def test_malformed_message_is_refused_with_its_name_and_field(kind):
 
 def test_rows_inside_of_a_message_are_records_of_checked_values():
     row = NodeRow("n", "name", {"CPU": 1}, {}, {"zone": "north"})
-    assert read_message(write_message(NodeList(row, [row]))).others[0].total == {"CPU": 1}
+    assert read_message(write_message(NodeList(row, [row], []))).others[0].total == {"CPU": 1}
     for rows in ([[1, 2]], [[1, 2, "n", 4]], [[-1, 2, "n"]], [[2**32, 2, "n"]], [[1, True, "n"]], [{}], [None]):
         with pytest.raises(MessageError, match="'forward': field 'tasks' must be "):
             read_message(json.dumps({"op": "forward", "tasks": rows, "actors": []}))

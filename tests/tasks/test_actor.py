@@ -280,8 +280,10 @@ def test_constructor_that_raises_is_told_by_every_call(wait_until):
 
     actor = Broken.remote("no luck")
     for _ in range(2):
-        with pytest.raises(ActorDiedError, match=r"(?s)Broken is dead: its constructor raised.*RuntimeError: no luck"):
+        with pytest.raises(ActorDiedError, match=r"(?s)Broken is dead: its constructor raised.*no luck") as caught:
             get(actor.hello.remote())
+        assert caught.value.actor_init_failed
+        assert caught.value.actor_id.startswith(actor._actor_id)
 
 
 def test_named_actor_is_found_until_it_ends(wait_until):

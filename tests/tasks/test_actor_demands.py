@@ -67,6 +67,50 @@ def test_actors_and_tasks_wait_for_each_other_but_leave_a_worker_to_plain_tasks(
     assert get(task) == 1
 
 
+@fastrt.remote(resources={"license": 2})
+class Built:
+    def __init__(self, first, second=0):
+        self.sum = first + second
+
+    def get(self):
+        return self.sum
+
+
+@fastrt.remote(resources={"license": 2}, num_cpus=2)
+def licensed(value):
+    return value
+
+
+def test_actor_takes_nothing_before_its_arguments_exist(rt, wait_until):
+    """The tasks that make them need all that it will hold."""
+    actor = Built.remote(licensed.remote(4), second=licensed.remote(5))
+    assert get(actor.get.remote()) == 9
+    del actor
+    wait_until(is_free, "everything to be free")
+
+
+@fastrt.remote
+def read(fifo):
+    return len(fifo.read_text())  # once it is written
+
+
+def test_actor_that_is_killed_before_its_arguments_exist_is_forgotten(rt, tmp_path, wait_until):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    argument = read.remote(fifo)
+    actor = Built.remote(argument)
+    call = actor.get.remote()
+    assert fastrt.available_resources()["license"] == 2
+    fastrt.kill(actor)
+    with pytest.raises(ActorDiedError):
+        get(call)
+    assert get(Built.remote(1).get.remote()) == 1
+    fifo.write_text("now")
+    assert get(argument) == 3
+    del actor, call, argument
+    wait_until(is_free, "everything to be free")
+
+
 def test_what_no_node_has_is_told_by_every_call(rt):
     actor = Licensed.options(num_gpus=4).remote()
     with pytest.raises(ActorDiedError, match=r"Licensed is dead: it demands GPU 4, license 1.5, which no node has"):

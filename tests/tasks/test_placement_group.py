@@ -45,7 +45,7 @@ ALL = {"CPU": 2.0, "license": 2.0}
 def test_group_reserves_for_its_tasks_and_actors_and_gives_back(rt, wait_until):
     group = fastrt.placement_group([{"CPU": 1, "license": 0.5}, {"license": 1}])
     assert group.wait(30)
-    assert get(group.ready()) is True
+    assert get(group.ready()) == group
     assert has(CPU=1.0, license=0.5)
     assert counted(fastrt.cluster_resources()) == ALL
     about = fastrt.placement_group_table(group)
@@ -185,11 +185,11 @@ def test_ready_of_groups_outlives_the_daemon(rt, wait_until):
     first, second = (fastrt.placement_group([{"license": 1.5}]) for _ in range(2))
     early, late = first.ready(), second.ready()
     has_died(rt)
-    assert get(early) is True
+    assert get(early) == first
     assert fastrt.wait([late], timeout=0)[0] == []
     has_died(rt)
     fastrt.remove_placement_group(first)
-    assert get(late) is True
+    assert get(late) == second
     assert second.wait(30)
     fastrt.remove_placement_group(second)
     wait_until(lambda: has(**ALL), "everything to be free")

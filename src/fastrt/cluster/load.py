@@ -61,6 +61,10 @@ class Claims:
         self._stands_by = False
         self.room = 0
 
+    def stop(self) -> None:
+        """Claim no more until other nodes have room again."""
+        self.room = 0
+
     def look(self) -> None:
         """Claim what other nodes have room for."""
         tasks: list[int] = []

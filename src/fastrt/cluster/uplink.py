@@ -579,20 +579,20 @@ class Uplink:
             return
         helpers = self._helpers(core.queued(self._client))
         before, self._claims.room = self._claims.room, sum(peer.room for peer in helpers)
-        if self._claims.room and not before:
+        if self._claims.room > before == 0:
             self._waiter.stir()
 
     def _forward_all(self, tasks: list[int]) -> None:
         helpers = self._helpers(len(tasks))
+        stay = {task for task in tasks if admission.is_demanding(self._client, task)}  # a worker starts for them
         for task in tasks:
-            if not helpers:
-                self._give_back(task)  # the node that had room is gone: another one gets the task
-                continue
-            peer = nearest(self._client, helpers, task)
-            self._forward(peer, task)
-            if not peer.room:
-                helpers.remove(peer)
-        self._forward_more()
+            if not helpers or task in stay:  # if the node that had room is gone, another one gets the task
+                self._give_back(task)
+            else:
+                peer = nearest(self._client, helpers, task)
+                self._forward(peer, task)
+                helpers = helpers if peer.room else [one for one in helpers if one is not peer]
+        self._claims.stop() if stay else self._forward_more()  # stop: until the next look, a worker gets them first
 
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:

@@ -354,10 +354,13 @@ class LocalEngine:
         Raises:
             ValueError: their number differs from num_returns.
         """
-        if inspect.isgenerator(value) and len(refs) != 1:
+        if inspect.isgenerator(value) and refs:
             items: list[Any] = []
             try:
                 items += itertools.islice(value, len(refs))
+                if len(items) == len(refs) and next(value, items) is not items:
+                    name, count = value.__qualname__, len(refs)
+                    sys.stderr.write(f"fastrt: {name!r} has num_returns={count}, and yields more; that is lost\n")
                 value.close()
                 if len(items) != len(refs):
                     raise ValueError(
@@ -367,7 +370,7 @@ class LocalEngine:
                 for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
                     ref.stored = Stored(item)
                 raise
-            value = items
+            value = items if len(refs) > 1 else items[0]
         if len(refs) == 1:
             refs[0].stored = Stored(value)
         elif refs:

@@ -17,9 +17,9 @@ from fastrt._core.memory import clients
 from fastrt._core.objects import handles, unread
 from fastrt._core.tasks import actors, tally
 from fastrt._core.tasks import tasks as core
-from fastrt.errors import ActorDiedError, StaleReferenceError
+from fastrt.errors import StaleReferenceError
 from fastrt.store.client import Store
-from fastrt.tasks.actor_records import class_name
+from fastrt.tasks.actor_records import class_name, death_of
 
 _STARTING_MAX = 64  # processes that start at once: more would only wait for each other
 _DESCRIPTORS_EACH = 4  # of the daemon, for each process: a pidfd, a connection and two pipes
@@ -220,14 +220,13 @@ class Actors:
         if actors.has_calls(self._client, actor):
             with contextlib.suppress(StaleReferenceError):  # its calls report the error
                 unread.mark(self._client, [handles.acquire(self._client, *info["object"])])
-        words = f"actor {class_name(self._store, actor)} is dead: {reason}"
+        name = class_name(self._store, actor)
         self._failed.pop(actor, None)
         self._how.pop(actor, None)
         self._restarts.pop(actor, None)
         for task in actors.end(self._client, actor, reason):
-            error = ActorDiedError(words)
+            error = death_of(info, name, reason)
             error.attempts = core.info(self._client, task)["attempts"]  # of a call that was to be retried
-            error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
             self._store.put_error(task, error)
             core.finish(self._client, task, tally.CRASHED)
         self._report_end(actor)

@@ -25,10 +25,12 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
 from fastrt.folders import read_private, replace_private
 from fastrt.foreign_text import read_object
+from fastrt.node.actor_gate import ActorGate
 from fastrt.node.amounts import free_of
 from fastrt.node.cpu_room import CpuRoom, Workers
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, pair_of
+from fastrt.node.lost_nodes import LostNodes
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
 from fastrt.store import failures
 from fastrt.store.client import Store
@@ -52,7 +54,8 @@ from fastrt.store.messages import (
     SearchActor,
     SearchEnded,
 )
-from fastrt.tasks.actor_records import kill_in
+from fastrt.store.serialize import serialize
+from fastrt.tasks.actor_records import group_of_bundle, kill_in
 from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import STORE_MEMORY, Demand, device_amounts, group_of
 
@@ -112,13 +115,14 @@ class Admission:
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
         self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
+        self._lost = LostNodes()
         self._reported: Any = None
         self._swept_at = 0.0
         self._folder = Path(store.socket_path).parent
         self._requested: list[dict[str, int]] = []
-        self._closed = False
-        self._is_counting = False
+        self._closed = self._is_counting = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._gate = ActorGate(store, self.news)
         self._thread = threading.Thread(target=self._listen, name="fastrt-held", daemon=True)
         self._thread.start()
 
@@ -187,6 +191,8 @@ class Admission:
         if place == HERE:
             return True
         if place != WAITING and (place != ORDERED or again):
+            if isinstance(key, ActorKey) and self._gate.holds(key, self.placing.waiting_actors):
+                return False
             self.placing.wait(key, demand, time.monotonic())
             if isinstance(key, BundleKey) and demand.node:
                 self._hold_or_refuse(key, demand)
@@ -242,6 +248,7 @@ class Admission:
     def on_news(self, fd: int) -> None:
         """Handle changes of records: the eventfd is readable."""
         os.eventfd_read(fd)
+        self._gate.open(self.placing.waiting_actors)
         self.refresh()
 
     def on_cluster(self, link: Link, message: ClusterNodes) -> None:
@@ -252,6 +259,7 @@ class Admission:
             self.placing.name = mine[0].name
         self._reported = None if message.is_new_daemon else self._reported
         others = [row for row in message.nodes if row.node != self.placing.node]
+        self._lost.note(self.placing.views, others, message.left if message.is_change else None)
         self.placing.see(others, message.left if message.is_change else None)
         self.refresh()
 
@@ -297,7 +305,7 @@ class Admission:
             used, _, most = arena.room(self._client)
             free[STORE_MEMORY] = (most - used) * RESOURCE_PARTS
         here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
-        link.send(NodeList(here, list(placing.views.values())))
+        link.send(NodeList(here, list(placing.views.values()), self._lost.rows()))
 
     def demand(self) -> DemandList:
         """Return the demand that waits here. Tasks that were cancelled while they waited are left out."""
@@ -419,12 +427,14 @@ class Admission:
         now = time.monotonic()
         for task, (name, since) in list(self._promised.items()):
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
-            if ready:
+            keys = (self.groups.keys_of(name) or self._bundles_of(name)) if ready else []
+            group = group_of_bundle(self._store, keys[0].record) if keys else None
+            if group is not None:
                 del self._promised[task]
-                claimed = admission.claim(self._client, *pair_of(task))
-                if claimed and not core.finish_scalar(self._client, task.record, True):
-                    raise AssertionError("a task that waits for a placement group has one result")
-            elif ready is None and (why is not None or now - since > _KNOWN_S):
+                if admission.claim(self._client, *pair_of(task)):
+                    self._store.put_result(task.record, 0, serialize(group))
+                    core.finish(self._client, task.record)
+            elif ready or (ready is None and (why is not None or now - since > _KNOWN_S)):
                 del self._promised[task]
                 never = InfeasibleTaskError(f"placement group {name} has {why}")
                 gone = NotFoundError(f"placement group {name} is not there any more, or was made on another node")
@@ -450,6 +460,7 @@ class Admission:
     def on_actor_ended(self, actor: int) -> None:
         """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
         self._ended.add(actor)
+        self._gate.forget(actor, self.placing.waiting_actors)
         if self._uplink is not None:  # its process may run on another node
             self._uplink.post(ActorEnded())
 

@@ -293,7 +293,7 @@ class Daemon:
 
     def _end_processes(self) -> None:
         """Order workers and actors to end, and wait for a limited time: they run cleanup code of users."""
-        self._ending = True
+        self._ending = self._janitor.ends_session = True
         started, ordered = time.monotonic(), set[int]()
         with contextlib.suppress(ZygoteEndedError, KeyboardInterrupt):
             while True:

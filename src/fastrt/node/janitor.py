@@ -38,6 +38,7 @@ class Janitor:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.stand_ins = StandIns(store.client, self._lose)
+        self.ends_session = False  # processes end by order of the daemon: errors of their calls are not news
 
     def bury(self, client: int, pid: int, how: str, status: int | None = None) -> None:
         """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
@@ -93,7 +94,7 @@ class Janitor:
             words = f"actor {name} died while it ran this call: its process {pid} {how}"
             error = death_of_call(store, info["actor"], words)
             error.attempts = info["attempts"]
-            error.on_purpose = actors.info(store.client, info["actor"])["ended"] == actors.KILLED
+            error.on_purpose = self.ends_session or actors.info(store.client, info["actor"])["ended"] == actors.KILLED
         elif not info["function"][0]:  # a stand-in for an object of another node, which a dead process was fetching
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:

@@ -78,7 +78,7 @@ cdef class Placing:
     cdef dict _near(self, _Entry entry)
 
     @cython.locals(node=str, k=Py_ssize_t)
-    cdef _place(self, _Line line, set short, double now, dict near)
+    cdef _place(self, _Line line, set short, double now, dict near, bint ahead)
 
     @cython.locals(fits=bint, parts=int64_t, name=str)
     cdef _place_by(self, object demand, Search search, set short, double now, dict near)

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
+from fastrt.ids import is_node_id
 from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.other_nodes import OtherNodes, Search, load_of
@@ -35,8 +36,7 @@ from fastrt.tasks.resources import (
     device_amounts,
     given_by,
     group_of,
-    in_words,
-    is_implied,
+    lacking,
     selectors_of,
 )
 
@@ -352,7 +352,7 @@ class Placing:
                 if entry.place != WAITING:
                     line.tasks.popleft().listed = False
                     continue
-                node = self._place(line, short, now, self._near(entry) if self.held else {})
+                node = self._place(line, short, now, self._near(entry) if self.held else {}, bool(entry.workers))
                 if node is None:
                     break
                 line.tasks.popleft().listed = False
@@ -375,13 +375,7 @@ class Placing:
     def shortage(self, demand: Demand) -> str:
         """Say what a demand asks for that no node has, and what the nodes have."""
         there = [(self.name or "this node", self.total), *((view.name, view.total) for view in self.views.values())]
-        named = {name for name, _ in demand.amounts}
-        nodes = "; ".join(
-            f"{node}: {in_words({name: n for name, n in total.items() if name in named or not is_implied(name)})}"
-            for node, total in there
-        )
-        wanted = in_words(dict(demand.amounts)) + (f" on node {demand.node!r}" if demand.node else "")
-        return f"{wanted}, which no node has ({nodes})"
+        return lacking(demand, there)
 
     def _free(self, name: str) -> int:
         return self.total.get(name, 0) - self.used.get(name, 0)
@@ -399,15 +393,15 @@ class Placing:
         for search in self._lines.pop((demand, priority)).searches:
             self._others.stop_search(search)
 
-    def _place(self, line: _Line, short: set[str], now: float, near: Bytes) -> str | None:
+    def _place(self, line: _Line, short: set[str], now: float, near: Bytes, ahead: bool) -> str | None:
         """The node for a task now, by its first selector that finds one; `near` are the arguments' bytes by node."""
-        for k, choice in enumerate(line.choices):
-            node = self._place_by(choice, line.searches[k], short, now, near)
+        for k, choice in enumerate(line.choices):  # no actor goes `ahead`: that room may go to one that lives long
+            node = self._place_by(choice, line.searches[k] if ahead else None, short, now, near)
             if node is not None:
                 return node
         return None
 
-    def _place_by(self, demand: Demand, search: Search, short: set[str], now: float, near: Bytes) -> str | None:
+    def _place_by(self, demand: Demand, search: Search | None, short: set[str], now: float, near: Bytes) -> str | None:
         fits = bool(self.total)  # else this node runs nothing
         for name, parts in demand.amounts if fits else ():
             fits = fits and self._free(name) >= parts and name not in short
@@ -428,7 +422,7 @@ class Placing:
             return None
         if near:
             near.pop(self.node, None)
-        return self._others.choose(demand, near) or self._others.soon(search, near, now)
+        return self._others.choose(demand, near) or (self._others.soon(search, near, now) if search else None)
 
     def _spread(self, demand: Demand, fits: bool, near: Bytes) -> str | None:
         """The least used node with room; of equally used ones the one with most bytes of the arguments."""
@@ -459,10 +453,12 @@ class Placing:
     def _hopeless(self, demand: Demand, priority: int, line: _Line, now: float) -> list[Order]:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
         group = group_of(demand)
-        soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # the group may not be known here yet
-        is_gone = group in self.gone_groups
-        stays = group and not is_gone and demand.node == self.node and not demand.soft  # another node has sent it here
-        if is_gone or (not soon and (stays or not self.can_grow)):
+        is_gone, only = group in self.gone_groups, "" if demand.soft else demand.node
+        stays = group and not is_gone and only == self.node  # another node has sent it here
+        # No other node can have the place of one that is there, or that is named by its id.
+        never = stays or (only and not group and (self._named(only) or is_node_id(only)))
+        unsure = (group or never) and any(now - entry.since < _GRACE_S for entry in waiting)  # may not be known yet
+        if is_gone or ((never or not self.can_grow) and not unsure):
             for entry in waiting:
                 self.forget(entry.key)
             self._drop_line(demand, priority)

@@ -13,7 +13,7 @@ from fastrt.tasks.resources import HEAD, NODE
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the cluster as `fastrt.nodes` does, with Ray's further resources and fields.
+    """Return the nodes of the cluster also lost ones, as `fastrt.nodes` does, with Ray's further resources and fields.
 
     Source:
         The semantics of `ray.nodes`.
@@ -28,7 +28,7 @@ def nodes() -> list[dict[str, Any]]:
             "NodeManagerAddress": _address_in(row["Resources"]) or row["NodeName"],
             "NodeManagerHostname": host if row["IsHere"] else row["NodeName"],
         }
-        for row in runtime_nodes.nodes(implied=True)
+        for row in runtime_nodes.nodes(implied=True, lost=True)
     ]
 
 

@@ -57,6 +57,8 @@ class ClusterNode:
         """Whether its process runs."""
         return self._process.poll() is None
 
+    any_processes_alive = remaining_processes_alive = is_alive
+
     def end(self, graceful: bool) -> None:
         """End the node; `graceful`: its tasks may end before, and its values go to other nodes."""
         if self.is_alive():

@@ -25,14 +25,15 @@ from fastrt.tasks.resources import INSIDE, is_implied
 _BUNDLES_MAX, _AMOUNT_MAX = 1000, 1e9
 
 
-def nodes(implied: bool = False) -> list[dict[str, Any]]:
+def nodes(implied: bool = False, lost: bool = False) -> list[dict[str, Any]]:
     """The nodes of the cluster, this one first.
 
     Args:
         implied: with the resources that each node has under names of Ray: `object_store_memory` in bytes,
             `node:<IP address>`, and on the head's node `node:__internal_head__`.
+        lost: with the nodes that have left the cluster since this node joined it; at most 1000.
     Returns:
-        A dict for each: NodeID (for `scheduling=`), NodeName, Alive (True: a node that is lost is not listed),
+        A dict for each: NodeID (for `scheduling=`), NodeName, Alive (False: a node that has left),
         Resources and Available (amounts by name; memory in bytes), Labels, IsHere. Amounts available on other
         nodes are a moment old.
     Raises:
@@ -41,17 +42,20 @@ def nodes(implied: bool = False) -> list[dict[str, Any]]:
         The semantics of `ray.nodes`.
     """
     other = engines.current()
-    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path, True, implied)
+    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path, True, implied, lost)
 
 
-def nodes_at(socket_path: str, patient: bool = False, implied: bool = False) -> list[dict[str, Any]]:
-    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`, `implied` as for `nodes`.
+def nodes_at(
+    socket_path: str, patient: bool = False, implied: bool = False, lost: bool = False
+) -> list[dict[str, Any]]:
+    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`, `implied` and `lost` as for `nodes`.
 
     Raises:
         AttachError: the daemon does not answer.
     """
     answer = join.inquire(socket_path, ListNodes(), NodeList, patient=patient)
-    return [_about(row, k == 0, implied) for k, row in enumerate([answer.here, *answer.others])]
+    found = [_about(row, k == 0, implied) for k, row in enumerate([answer.here, *answer.others])]
+    return found + [{**_about(row, False, implied), "Alive": False} for row in (answer.lost if lost else ())]
 
 
 def waiting_demand() -> dict[str, Any]:

@@ -94,8 +94,7 @@ class Join(Message):
 
     Attributes:
         kind: "driver", "worker", "actor", "tool" or "child" (of a worker, forked by a task).
-        name: for listings.
-        logs: which output of workers to send: see `join.join`.
+        name, logs: for listings; which output of workers to send, see `join.join`.
         versions: of the process, those that must agree; see `fastrt.versions`.
     """
 
@@ -206,10 +205,11 @@ class ListNodes(Message):
 
 
 class NodeList(Message):
-    """The daemon's node, and the others."""
+    """The daemon's node, the others, and the last ones that have left."""
 
     here: NodeRow
     others: list[NodeRow]
+    lost: list[NodeRow]
 
 
 class GroupRow(NamedTuple):

@@ -141,6 +141,10 @@ class ActorClass(Generic[P, Handle]):
                 return get_actor(*named)
             raise
 
+    def _remote(self, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        """Create it with options: a private name of Ray that programs use."""
+        return (self.options(**options) if options else self).remote(*(args or ()), **(kwargs or {}))
+
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
         options = self._options
         store, cls_ref = self._bind()
@@ -173,6 +177,7 @@ class ActorClass(Generic[P, Handle]):
             demand=wanted,
             pending_max=options["max_pending_calls"],
             job=tasks_namespaces.job_here(store),
+            waits=() if wanted is None else _missing(store, (*args, *kwargs.values())),
         )
         ref = store.put_serialized(serialize(plan))
         detached = options["lifetime"] == "detached"
@@ -201,6 +206,12 @@ class ActorClass(Generic[P, Handle]):
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
         self._bound = None
+
+
+def _missing(store: Store, args: tuple[Any, ...]) -> tuple[ObjectRef, ...]:
+    """The references among a constructor's arguments whose values do not exist yet."""
+    refs = list({arg for arg in args if isinstance(arg, ObjectRef)})
+    return tuple(store.wait(refs, len(refs), 0.0)[1]) if refs else ()
 
 
 def taken_error(whole: str) -> NameTakenError:

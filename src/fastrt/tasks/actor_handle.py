@@ -33,7 +33,7 @@ from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, namespaces
 from fastrt.tasks import options as tasks_options
-from fastrt.tasks.actor_records import class_name, kill_in
+from fastrt.tasks.actor_records import class_name, death_of, kill_in
 from fastrt.tasks.exit_actor import OWN, OwnMethod
 from fastrt.tasks.method import CALL, Actor, MethodPlan
 from fastrt.tasks.options import METHODS
@@ -75,6 +75,8 @@ class ActorPlan:
         demand: reference to the resources that the actor demands.
         pending_max: calls of one process that may wait or run at once; -1: any number.
         job: the number there of the job that has created it; 0: unknown.
+        waits: arguments of the constructor that did not exist when it was called. The actor takes the resources that
+            it demands once they do; what makes them may need the same ones.
     """
 
     name: str
@@ -90,6 +92,7 @@ class ActorPlan:
     demand: ObjectRef | None = None
     pending_max: int = -1
     job: int = 0
+    waits: tuple[ObjectRef, ...] = ()
 
     def method_of(self, number: int) -> tuple[MethodPlan, str]:
         """Return the method that a call's number names, and the concurrency group that the call runs in.
@@ -408,10 +411,8 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
     """
     actor = actors.index_of(store.client, ref)
     info = actors.info(store.client, actor)
-    error = ActorDiedError(f"actor {name or class_name(store, actor)} is dead: {info['reason']}")
-    error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
     unread.mark(store.client, [ref])
-    return error
+    return death_of(info, name or class_name(store, actor), info["reason"])
 
 
 def kill(actor: ActorHandle | Actor, *, no_restart: bool = True, force: bool = True) -> None:

@@ -7,19 +7,31 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from fastrt._core.memory.clients import table
+from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors
-from fastrt.errors import ActorDiedError, ActorUnavailableError
+from fastrt.errors import ActorDiedError, ActorUnavailableError, StaleReferenceError
 from fastrt.store import messages
 from fastrt.store.client import Store
+
+CONSTRUCTOR_RAISED = "its constructor raised"  # how the reason of a death by that begins
 
 
 def class_name(store: Store, index: int) -> str:
     """Return the name of an actor's class, for messages."""
     return function_name(store.client, actors.info(store.client, index)["function"])
+
+
+def group_of_bundle(store: Store, record: int) -> Any:
+    """Return the placement group of a bundle, by the bundle's record; None: its last reference was dropped."""
+    try:
+        return store.load(handles.acquire(store.client, *actors.info(store.client, record)["object"])).group
+    except StaleReferenceError:
+        return None
 
 
 def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
@@ -51,9 +63,29 @@ def death_of_call(store: Store, index: int, words: str) -> ActorDiedError:
     """Return the error of a call whose actor's process ended while it ran the call, for these words."""
     info = actors.info(store.client, index)
     left = info["max_restarts"] < 0 or info["restarts"] < info["max_restarts"]
-    if info["ended"] or info["state"] == actors.DEAD or (info["state"] in (actors.DOWN, actors.AWAY) and not left):
-        return ActorDiedError(words)
-    return ActorUnavailableError(f"{words}; the actor is started again")
+    is_dead = info["ended"] or info["state"] == actors.DEAD
+    if is_dead or (info["state"] in (actors.DOWN, actors.AWAY) and not left):
+        error = ActorDiedError(words)
+    else:
+        error = ActorUnavailableError(f"{words}; the actor is started again")
+    error.actor_id = long_actor_id(info)
+    return error
+
+
+def death_of(info: Mapping[str, Any], name: str, reason: str) -> ActorDiedError:
+    """Return the error of calls of a dead actor, given its record, the name of its class, and why it is dead."""
+    error = ActorDiedError(f"actor {name} is dead: {reason}")
+    error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
+    error.actor_id = long_actor_id(info)
+    error.actor_init_failed = reason.startswith(CONSTRUCTOR_RAISED)
+    return error
+
+
+def long_actor_id(info: Mapping[str, Any]) -> str:
+    """Return the id of an actor in the length of Ray's, given its record."""
+    from fastrt.ids import ActorID  # here: few programs need it
+
+    return str(ActorID.widened(f"{info['object'][0]:016x}"))
 
 
 def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.Signals) -> None:

@@ -236,7 +236,7 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     group = given.get("placement_group", "default")
     index = given.get("placement_group_bundle_index", -1)
     if group == "default" and index != -1:
-        raise ValueError(f"placement_group_bundle_index is {index} without a placement_group; it must be -1")
+        raise ValueError(f"placement group bundle index must be -1 without a placement_group, not {index}")
     if group != "default":
         if not isinstance(group, resources.Group):
             raise TypeError(f"placement_group is {group!r}; it must be made by placement_group()")

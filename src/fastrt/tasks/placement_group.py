@@ -90,7 +90,7 @@ class PlacementGroup(Group):
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef:
-        """Return a reference that becomes True when everything is reserved, or an error when it never will be.
+        """Return a reference that becomes the group when everything is reserved, or an error when it never will be.
 
         Raises:
             ObjectStoreFullError: there is no room for another task.
@@ -136,7 +136,9 @@ class PlacementGroup(Group):
             ValueError: no bundle has that much, or there is no such bundle.
         """
         if not -1 <= index < self.bundle_count:
-            raise ValueError(f"placement_group_bundle_index is {index}; the group has {self.bundle_count} bundles")
+            raise ValueError(
+                f"placement group bundle index {index} is invalid: the group has {self.bundle_count} bundles"
+            )
         bundles = [dict(_amounts(spec)) for spec in self.bundle_specs]
         able = bundles if index < 0 else [bundles[index]]
         if not any(all(bundle.get(name, 0) >= parts for name, parts in amounts) for bundle in able):
@@ -345,12 +347,13 @@ def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
     return ref
 
 
-def _reserved() -> bool:
-    return True
+def _reserved() -> None:
+    """Never called; see `_await_group`."""
 
 
-def _ready(group: PlacementGroup) -> bool:
-    return group.wait(None)
+def _ready(group: PlacementGroup) -> PlacementGroup:
+    group.wait(None)
+    return group
 
 
 def _taken(name: str) -> NameTakenError:

@@ -257,6 +257,10 @@ class RemoteFunction(Generic[P, R, Out]):
             self._inherits = (here, self.options(**changes) if changes else self)
         return self._inherits[1]
 
+    def _remote(self, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        """Call it with options: a private name of Ray that programs use."""
+        return (self.options(**options) if options else self).remote(*(args or ()), **(kwargs or {}))
+
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
         self._bound = None

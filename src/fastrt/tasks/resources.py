@@ -7,7 +7,7 @@ carries a reference to an object with its demand, for the daemon and for other n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -338,6 +338,17 @@ def in_words(amounts: Mapping[str, int]) -> str:
     )
     selectors = [labels.in_words(name) for name in amounts if labels.is_selector(name)]
     return shown + (f" where {'; '.join(selectors)}" if selectors else "")
+
+
+def lacking(demand: Demand, nodes: Sequence[tuple[str, Mapping[str, int]]]) -> str:
+    """Say what a demand asks for that none of some nodes has, and what the nodes have; each is (name, amounts)."""
+    named = {name for name, _ in demand.amounts}
+    there = "; ".join(
+        f"{node}: {in_words({name: n for name, n in total.items() if name in named or not is_implied(name)})}"
+        for node, total in nodes
+    )
+    wanted = in_words(dict(demand.amounts)) + (f" on node {demand.node!r}" if demand.node else "")
+    return f"{wanted}, which no node has ({there})"
 
 
 def is_implied(name: str) -> bool:

@@ -23,12 +23,13 @@ from fastrt._core.tasks import actors, submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt._core.tasks.runner import Runner
-from fastrt.errors import ActorDiedError, format_user_traceback
+from fastrt.errors import format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import namespaces
 from fastrt.tasks.actor_handle import ActorPlan
+from fastrt.tasks.actor_records import CONSTRUCTOR_RAISED, death_of
 from fastrt.tasks.exit_actor import ActorLeaves
 from fastrt.tasks.functions import inner_name
 from fastrt.tasks.marks import Source
@@ -171,7 +172,7 @@ class ActorWorker(Worker):
             if not is_exit(exc):
                 if self.debugger.wants_errors:
                     self.debugger.look_at_error(exc)
-                return f"its constructor raised\n{format_user_traceback(exc)}"
+                return f"{CONSTRUCTOR_RAISED}\n{format_user_traceback(exc)}"
             if not isinstance(exc, ProcessEnds):
                 self.exit_by(exc)
         finally:
@@ -267,8 +268,8 @@ class ActorWorker(Worker):
             self.exit_by(exc)
         if self.ending.ordered or self.ending.code:
             return
-        reason = actors.info(self._client, self.actor)["reason"]
-        left = ActorDiedError(f"actor {self.plan.name} is dead: {reason}")
+        info = actors.info(self._client, self.actor)
+        left = death_of(info, self.plan.name, info["reason"])
         left.on_purpose = True
         self._store.put_error(task, left)
         core.finish(self._client, task, tally.CRASHED)

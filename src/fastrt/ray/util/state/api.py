@@ -118,7 +118,8 @@ def list_nodes(
     """Return the nodes of the cluster; arguments as for `list_actors`."""
     found = [
         NodeState(
-            row["NodeID"], get_node_ip_address() if row["IsHere"] else None, row["IsHere"], "ALIVE", row["NodeName"],
+            row["NodeID"], get_node_ip_address() if row["IsHere"] else None, row["IsHere"],
+            "ALIVE" if row["Alive"] else "DEAD", row["NodeName"],
             row["Resources"], row["Labels"],
         )
         for row in nodes()
