@@ -34,16 +34,17 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     if seed // 32 % 5 == 3 and not args.family:
         family = ("parts", "parted", "late", "relay", "cross")[seed % 5]
     if seed // 32 % 5 == 2 and seed >= 320 and not args.family:  # earlier seeds are known to find mutants
-        family = ("groups", "reserved")[seed % 2]
+        family = ("groups", "reserved", "standby")[seed % 3]
     if family:
         nodes, tasks = (2 if family in ("calm", "breaks", "back", "late") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
         nodes, tasks = (4, 160) if family in ("relay", "chain") else (nodes, tasks + 80 * (family in ("cross", "mesh")))
         faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2, "back": 3, "leaves": 6,
                   "actors": 6, "streams": 8, "both": 8, "still": 0,
                   "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12,
-                  "small": 8, "chain": 3, "mesh": 12, "groups": 6, "reserved": 1}[family]  # fmt: skip
+                  "small": 8, "chain": 3, "mesh": 12, "groups": 6, "reserved": 1,
+                  "standby": 5}[family]  # fmt: skip
         retries = family in RETRIED or (family == "breaks" and seed % 2 == 0) or (family == "mesh" and seed % 4 != 3)
-        machines = family in ("losses", "both", "parts", "cross", "groups")
+        machines = family in ("losses", "both", "parts", "cross", "groups", "standby")
         drivers = 2 + seed % 2 + 2 * (family in ("herd", "back", "late", "relay"))
         return Plan(seed, nodes, tasks, drivers, faults, machines, retries, skip, family)
     nodes, machines = (3, 4, 2, 5)[seed % 4], seed % 4 == 3

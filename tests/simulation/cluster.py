@@ -50,6 +50,7 @@ from fastrt.tasks.actor_handle import ActorPlan
 from . import invariants
 from .families import FAMILIES
 from .faults import BEGIN_S, Faults
+from .heads import Agreeing
 from .items import ItemsRead
 from .links import Native, Puller, SimWaiter
 from .network import Network
@@ -283,6 +284,8 @@ class Cluster:
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
         last = Faults(self).plan_all()
+        if self.family.standbys:
+            world.after(0.0, Agreeing(self).look)
         self.calm_at = BEGIN_S + last
         self._check_streams()
         world.run(BEGIN_S + last + 1.0)

@@ -21,6 +21,7 @@ class Family:
         retries: of each task; None: the seed chooses.
         work_s: in which faults may come.
         late: how often the thread that waits for objects runs late, and by how many seconds at most.
+        standbys: how many nodes have a standby head.
         full_s: how often full stores drop copies of other nodes' values, on average; 0: they do not.
     """
 
@@ -34,6 +35,7 @@ class Family:
     work_s: float = WORK_S
     late: tuple[float, float] = (0.1, 0.05)
     full_s: float = 0.0
+    standbys: int = 0
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
@@ -91,6 +93,10 @@ FAMILIES = {
     "relay": Family(Shape((300, 50_000, 50_000), 1, 0.8, (1, 2, 2), (0.001, 0.05, 0.2), 0.1, (0.01, 0.1), (1,),
                           functions=2, forget=0.1, cancel=0.1, holds=0.9),
                     ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5, 3e4), late=(0.3, 0.1), full_s=0.2),
+    # The head is lost for longer than a standby waits.
+    "standby": Family(Shape(pinned=0.4, durations=(0.01, 0.5, 3.0), burst_s=(0.2, 2.0, 6.0), kids=(0, 1, 2)),
+                      ("lose_head", "lose_head", "kill_standby", "break", "kill_uplink", "lose_node", "cut_head"),
+                      (0.1, 0.02), (4.0, 0.1), work_s=30.0, standbys=2),
     # Placement groups compete for few slots. "reserved": without faults.
     "groups": Family(Shape(durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2, 0.8), actors=0.1, groups=0.6,
                            kids=(0, 0, 1), cpus=(0,)),

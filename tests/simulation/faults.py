@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .heads import start_standby
 from .network import Trap
 from .node import Node
 
@@ -182,6 +183,36 @@ class Faults:
                 self.cluster.world.after(seconds, self.cluster.start_head)
 
         return f"kill the head for {seconds:.2f} s", fault, seconds + 1
+
+    def _lose_head(self, rng: random.Random) -> Any:
+        """Lose the head for longer than a standby waits."""
+        seconds = rng.uniform(4.0, 40.0)
+
+        def fault() -> None:
+            if self.cluster.head is not None and self.cluster.head.alive:
+                self.cluster.head.kill()
+                self.cluster.world.after(seconds, self.cluster.start_head)
+
+        return f"lose the head for {seconds:.2f} s", fault, seconds + 1
+
+    def _kill_standby(self, rng: random.Random) -> Any:
+        k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 3
+
+        def again(node: Node) -> None:
+            node.standby = start_standby(node) if node.alive else None
+
+        def fault() -> None:
+            node = self.cluster.nodes[k]
+            if node.alive and node.standby is not None and node.standby.alive:
+                node.standby.kill()
+                self.cluster.world.after(seconds, partial(again, node))
+
+        return f"kill the standby head of n{k + 1} for {seconds:.2f} s", fault, seconds + 1
+
+    def _cut_head(self, rng: random.Random) -> Any:
+        k, seconds, both = rng.randrange(self.cluster.plan.nodes), rng.uniform(1.0, 25.0), rng.random() < 0.5
+        fault = partial(self.cluster.world.network.cut, "head", f"n{k + 1}", seconds, both)
+        return f"cut head {'-' if both else '>'} n{k + 1} for {seconds:.2f} s", fault, seconds
 
     def _slow(self, rng: random.Random) -> Any:
         k, factor, seconds = rng.randrange(self.cluster.plan.nodes), rng.choice((20, 200, 1000)), rng.random() * 3

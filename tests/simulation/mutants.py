@@ -151,6 +151,12 @@ MUTANTS = [
            "if not node or bundle_name(name, index) not in total:", "if not node:"),
     Mutant("groups: bundles of other nodes take more than there is", "node.admission",
            "        if fits and self.placing.fit_here", "        if self.placing.fit_here"),
+    # ---- standby heads ----
+    Mutant("standby: it is never asked", "head_link", "and not is_waiting\n", "and False\n"),
+    Mutant("standby: in charge although its own node is not there", "head",
+           "return not self._own or bool(self._own_stream)", "return True"),
+    Mutant("standby: it stays in charge when the first head is back", "head_link",
+           "until.append(asyncio.create_task(self._earlier_head_is_back()))", "pass"),
 ]  # fmt: skip
 
 

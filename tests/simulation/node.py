@@ -38,6 +38,7 @@ from fastrt.tasks.method import MethodPlan
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import Demand, export, parts_of
 
+from .heads import standby_address, start_standby
 from .links import BACKLOG_S, Lasting, SimAdmission
 from .members import ActorHost, Driver, Member, Worker
 from .program import SLOTS, VALUE, ActorSpec, Program, TaskSpec
@@ -74,7 +75,7 @@ class UplinkMember(Member):
         settings = {
             "head": node.cluster.head_address, "listen": node.address(), "name": node.host,
             "workers": node.cpus, "join_first": False, "lineage_bytes": 64 << 20, "keep_bytes": 16 << 10,
-            "peer_idle_s": node.cluster.idle_s, "standby": "", "labels": {},
+            "peer_idle_s": node.cluster.idle_s, "standby": standby_address(node), "labels": {},
         }  # fmt: skip
         self.uplink = Uplink(self.store, settings, node.cluster.access, self.lasting)
         self.lasting.deliver = self.uplink._orders._on_message
@@ -162,6 +163,7 @@ class Node:
         self.workers = [self._add(Worker(self)) for _ in range(cpus)]
         self.uplink: Any = self._add(UplinkMember(self))
         self.drivers: list[Driver] = []
+        self.standby = start_standby(self)
         self.world.after(1.0, self._tend)
         self.world.after(1.0, self._sweep)
         if cluster.family.full_s:
@@ -388,6 +390,8 @@ class Node:
             if member.process.alive:
                 member.process.kill()
             member.client.abandon()
+        if self.standby is not None:
+            self.standby.kill()
         self.client.abandon()
         os.close(self.admission.news)
         self.segment.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,10 @@ class Heads:
         """Return the address to connect to now."""
         return [self.first, *self.standbys][self._turn]
 
+    def before(self, address: str) -> list[str]:
+        """Return the heads that are asked before the one at an address."""
+        return [self.first, *self.standbys[: self.standbys.index(address)]]
+
     def joined(self) -> None:
         """Note that the present address answers. When its stream ends, the first head is tried again."""
         self._turn, self._lost_at = 0, None if self._turn == 0 else self._lost_at
@@ -80,6 +85,7 @@ class HeadLink:
         self, head: str, access: Access, report: Any, reasons: Reasons, on_change: Callable[[Change], None]
     ) -> None:
         self._heads = Heads(head)
+        self._standbys: dict[str, str] = {}  # their nodes, by address
         self._access = access
         self._report = report
         self._reasons = reasons
@@ -103,6 +109,9 @@ class HeadLink:
 
     async def stay_joined(self) -> None:
         """Join the head, and join it again whenever the stream to it has ended."""
+        if self._report.standby and self.announce is None:  # of an uplink that was restarted: the others wait for it
+            self._standbys[self._report.standby] = self._report.node
+            self._heads.standbys = list(self._standbys)
         while True:
             address = self._heads.address()
             channel, call = streams.open_stream(address, self._access, _SET, JOIN)
@@ -110,7 +119,7 @@ class HeadLink:
             reading = asyncio.create_task(self._read(stream, address))
             until = [reading]
             if address == self._report.standby:
-                until.append(asyncio.create_task(self._first_head_is_back()))
+                until.append(asyncio.create_task(self._earlier_head_is_back()))
             reporting = asyncio.create_task(self._send_reports(stream))
             try:
                 await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
@@ -141,14 +150,17 @@ class HeadLink:
                     self._reasons.report(address, f"the head at {self._heads.first} is lost: this node joins {address}")
             self._on_change(self.members.apply(view))
             if address == self._heads.first:
-                standbys = {report.standby: node for node, report in self.members.reports.items() if report.standby}
-                self._heads.standbys = sorted(standbys, key=lambda one: standbys[one])
+                # None is forgotten: a head that was restarted does not list a node that it cannot reach yet.
+                known = {report.standby: node for node, report in self.members.reports.items() if report.standby}
+                self._standbys |= known
+                self._heads.standbys = sorted(self._standbys, key=self._standbys.__getitem__)
 
-    async def _first_head_is_back(self) -> None:
-        """Wait until the first head can be reached again; its standby's node then ends the turn of the standby."""
-        while True:
+    async def _earlier_head_is_back(self) -> None:
+        """Wait until the first head or an earlier standby can be reached; this node then ends its standby's turn."""
+        for turn in itertools.count():
+            earlier = self._heads.before(self._report.standby)
             await asyncio.sleep(_PROBE_S)
-            channel, _ = streams.open_stream(self._heads.first, self._access, _SET, JOIN)
+            channel, _ = streams.open_stream(earlier[turn % len(earlier)], self._access, _SET, JOIN)
             try:
                 await asyncio.wait_for(channel.channel_ready(), _READY_S)
                 return
