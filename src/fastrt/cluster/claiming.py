@@ -76,6 +76,7 @@ class Claiming:
 
         A value can cross the claim, because its object was named on this stream too. One that has not the form of an
         answer leaves the claim open; one that has it counts as the answer, and the answer is received in its place.
+        An object that was named again in the same frame has a stand-in that waits for it: no other value comes.
         """
         objref = message.objref
         if objref not in self._open or not message.native or message.contains or message.error:
@@ -83,7 +84,8 @@ class Claiming:
         known, sealed = self._use_answer(objref)
         if sealed:
             self._use_source(message, sealed)
-        return self._count_naming(objref, known) or bool(sealed)
+        is_over = self._count_naming(objref, known) or bool(sealed)
+        return is_over and self._exchange.references.waiting(objref) is None
 
     def on_named(self, objref: int) -> None:
         """Use the answer to a claim of an object whose value follows once it exists."""

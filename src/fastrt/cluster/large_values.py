@@ -296,6 +296,10 @@ class Values:
             holders: the address of each native stream that offers it (empty: the peer's), and the number under which it
                 does. A part of a value that is large enough comes from each.
         """
+        if any(offered in self._arrivals._coming for _, offered in holders):
+            # The same bytes are on their way for another value: its number here is the one of its sender.
+            self._loop.call_soon(self._landed, number, TransferError("it comes for another value already"))
+            return
         client = self._offers.store.client
         trace_record = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
         transit = self._transit[number] = _Transit([], trace_record, bool(holders[0][0]))
