@@ -121,6 +121,14 @@ def test_program_of_the_pages_runs(program, tmp_path, cluster, monkeypatch):
     assert [line for line in result.stdout.splitlines() if line in expected] == expected
 
 
+PRINTS = """
+import fastrt
+
+with fastrt.init(num_workers=1, object_store_memory="64MiB"):
+    fastrt.get(fastrt.remote(print).remote("a line for the logs"))
+"""
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("command", list(commands()))
 def test_command_of_the_pages_works(command, tmp_path):
@@ -133,6 +141,8 @@ def test_command_of_the_pages_works(command, tmp_path):
         if command.startswith(start):
             run_once(*call)
             return
+    if command.startswith("fastrt logs"):
+        run_once(sys.executable, "-c", PRINTS)
     run(words, tmp_path)
 
 

@@ -37,7 +37,7 @@ def test_placement_group_as_an_option_is_a_strategy(rt):
 def test_what_is_no_group_is_refused():
     with pytest.raises(TypeError, match="placement_group is 5"):
         fastrt.remote(placement_group=5)(lambda: 1)
-    with pytest.raises(ValueError, match="placement_group_bundle_index is 0 without a placement_group"):
+    with pytest.raises(ValueError, match="bundle index must be -1 without a placement_group, not 0"):
         fastrt.remote(placement_group_bundle_index=0)(lambda: 1)
     with pytest.raises(ValueError, match="no resource can have the name 'bundle'"):
         placement_group([{"bundle": 1}])
