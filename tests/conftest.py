@@ -44,7 +44,7 @@ WATCHED_VARIABLES = ("FASTRT_", "GRPC_", "PATH", "PYTHONPATH", "TMPDIR", "XDG_")
 # Every process that descends from this one by exec carries the token, also after its parents are dead.
 TOKEN = f"FASTRT_TEST_TOKEN={secrets.token_hex(8)}"
 os.environ.update([TOKEN.split("=")])
-# Sessions and nodes of the user's, which run here too, are in the folder that is the default: no test joins or stops them.
+# Sessions and nodes of the user's are in the folder that is the default: no test joins or stops them.
 RUNTIMES = tempfile.TemporaryDirectory(prefix="frt-")
 os.environ["FASTRT_RUNTIME_DIR"] = str(Path(RUNTIMES.name, "rt"))
 # A warning is an error here, and a busy machine makes any program look slow; what tests advice switches it on.
