@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -76,13 +77,39 @@ def test_tasks_without_packages_do_not_wait_for_an_installation(rt, tmp_path):
     wanted = (wheel(tmp_path, "fastrt_tiny", "3.0"),)
     made = installing.place_of(folder_of(store_client.require()), "pip", wanted)
     made.parent.mkdir(mode=0o700, exist_ok=True)
-    with open(made.with_name(made.name + ".lock"), "w") as lock:
+    with open(made.with_name(made.name + ".making"), "w") as lock:
         os.fchmod(lock.fileno(), 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that installs them
         refs = [version.options(runtime_env={"pip": list(wanted)}).remote() for _ in range(3)]
         assert fastrt.get(version.remote(), timeout=PATIENCE_S) == (None, None)
         assert fastrt.wait(refs, timeout=0)[0] == []
     assert {found for found, _ in fastrt.get(refs, timeout=PATIENCE_S)} == {"3.0"}
+
+
+def test_processes_that_waited_for_an_installation_use_it_while_others_do(tmp_path, monkeypatch):
+    """A lock belongs to an open file, so threads stand for processes here; the installer only marks its folder."""
+
+    class Forgets(dict):
+        def get(self, key):
+            """None: each thread opens the lock itself."""
+
+    def install(tool, wanted, made, site):
+        made.mkdir()
+        (made / "ready").write_text("0")
+
+    def use(number):
+        found.append(installing._installed(tmp_path, "pip", (f"package-{number}",)))
+
+    monkeypatch.setattr(installing, "_install", install)
+    monkeypatch.setattr(installing, "_in_use", Forgets())
+    found = []  # they are kept, with their locks
+    for number in range(20):
+        threads = [threading.Thread(target=use, args=[number], daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(found) == 8 * (number + 1)
 
 
 def test_list_that_cannot_be_installed_fails_its_tasks_with_the_words_of_pip(rt, tmp_path):

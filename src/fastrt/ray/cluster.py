@@ -13,7 +13,7 @@ from fastrt.tasks.resources import HEAD, NODE
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the cluster also lost ones, as `fastrt.nodes` does, with Ray's further resources and fields.
+    """Return the nodes of the cluster, also lost ones, as `fastrt.nodes` does, with Ray's further resources and fields.
 
     Source:
         The semantics of `ray.nodes`.

@@ -41,7 +41,8 @@ _TIMEOUT_S = 600.0
 _SAID_MAX = 4000  # characters of an installer's output in a message
 _KEPT = 64  # lists that a process remembers
 _READY = "ready"  # a file in a whole installation, with its bytes; its time is that of the last process's first use
-_LOCK = ".lock"
+_LOCK = ".lock"  # shared: the installation is used, or about to be
+_MAKING = ".making"  # a lock of its own: who waits for the installer must not wait for those that use what it made
 _OTHERS = "fastrt_others.pth"  # makes the packages of this Python visible to the installer
 
 
@@ -154,18 +155,18 @@ def _installed(packages: Path, tool: str, wanted: tuple[str, ...]) -> Installati
     site = made / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     lock = open_private(packages, made.name + _LOCK, os.O_RDWR | os.O_CREAT)
     found = Installation(site, lock)
-    is_new = False
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    while not (made / _READY).exists():  # again: another process can remove it while this one changes its lock
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (made / _READY).exists():
-            shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
-            try:
-                _install(tool, wanted, made, site)
-            except (OSError, subprocess.SubprocessError) as exc:
-                raise RuntimeEnvError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
-            is_new = True
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # from now on no other process removes it
+    is_new = not (made / _READY).exists()
+    if is_new:
+        with open(open_private(packages, made.name + _MAKING, os.O_RDWR | os.O_CREAT), "wb") as making:
+            fcntl.flock(making, fcntl.LOCK_EX)
+            is_new = not (made / _READY).exists()  # another process has made it meanwhile
+            if is_new:
+                shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
+                try:
+                    _install(tool, wanted, made, site)
+                except (OSError, subprocess.SubprocessError) as exc:
+                    raise RuntimeEnvError(f"{tool} could not install {', '.join(wanted)}: {exc}") from exc
     os.utime(made / _READY)
     _in_use[key] = found
     if is_new:
