@@ -184,7 +184,7 @@ class OtherNodes:
             cpus = {CPU: there.cpus} if there.cpus else {}  # first, as nearly all tasks demand it
             ranked = there.ranked = self._policy.add(there.node, cpus | totals)
         elif again:
-            known = (ranked.main, *ranked.others)
+            known = {ranked.main, *ranked.others}
         free = {name: int(ranked.free(name)) if name in known else there.left(view, name) for name in totals}
         self._policy.report(ranked, free, load_of(there.cpus, free.get(CPU, 0), there.spread, there.order))
         self._look_again(there)
