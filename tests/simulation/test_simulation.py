@@ -40,7 +40,9 @@ def test_fault_that_was_mended_does_not_come_back(family, seed):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("family", "seed"), [("reserved", 3), ("groups", 7), pytest.param("standby", 21, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("family", "seed"), [("reserved", 3), ("groups", 7), pytest.param("standby", 21, marks=pytest.mark.long)]
+)
 def test_groups_and_standby_heads_hold_and_repeat(family, seed):
     ran = simulate("--seed", str(seed), "--seeds", "1", "--replay", "--mixed", "--family", family)
     assert ran.returncode == 0, ran.stdout + ran.stderr
