@@ -106,9 +106,8 @@ class Hunt:
         return self._sound[seed]
 
     def _search(self, mutant: str, chunks: Iterator[list[Seed]], until: float) -> tuple[Seed, str] | None:
-        return next(
-            (found for seeds in chunks if time.monotonic() < until and (found := self._among(mutant, seeds))), None
-        )
+        in_time = itertools.takewhile(lambda _: time.monotonic() < until, chunks)  # they may be without end
+        return next((found for seeds in in_time if (found := self._among(mutant, seeds))), None)
 
     def all(
         self, mutants: list[Mutant], chunks_of: Callable[[str], Iterator[list[Seed]]], seconds: float
