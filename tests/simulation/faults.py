@@ -176,24 +176,18 @@ class Faults:
 
     def _kill_head(self, rng: random.Random) -> Any:
         seconds = rng.random() * 3
-
-        def fault() -> None:
-            if self.cluster.head is not None and self.cluster.head.alive:
-                self.cluster.head.kill()
-                self.cluster.world.after(seconds, self.cluster.start_head)
-
-        return f"kill the head for {seconds:.2f} s", fault, seconds + 1
+        return f"kill the head for {seconds:.2f} s", partial(self._end_head, seconds), seconds + 1
 
     def _lose_head(self, rng: random.Random) -> Any:
         """Lose the head for longer than a standby waits."""
         seconds = rng.uniform(4.0, 40.0)
+        return f"lose the head for {seconds:.2f} s", partial(self._end_head, seconds), seconds + 1
 
-        def fault() -> None:
-            if self.cluster.head is not None and self.cluster.head.alive:
-                self.cluster.head.kill()
-                self.cluster.world.after(seconds, self.cluster.start_head)
-
-        return f"lose the head for {seconds:.2f} s", fault, seconds + 1
+    def _end_head(self, seconds: float) -> None:
+        """Kill the head, if it runs, and start it again later."""
+        if self.cluster.head is not None and self.cluster.head.alive:
+            self.cluster.head.kill()
+            self.cluster.world.after(seconds, self.cluster.start_head)
 
     def _kill_standby(self, rng: random.Random) -> Any:
         k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 3
