@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ActorError,
         ActorNotFoundError,
         ActorUnavailableError,
+        ActorUnschedulableError,
         ArenaCorrupt,
         ArgumentError,
         AttachError,
@@ -89,6 +90,7 @@ __all__ = [
     "ActorHandle",
     "ActorNotFoundError",
     "ActorUnavailableError",
+    "ActorUnschedulableError",
     "ArenaCorrupt",
     "ArgumentError",
     "AttachError",
@@ -167,8 +169,8 @@ __all__ = [
 # Every name is imported at its first use: most commands and processes need few of them.
 _HOMES = {
     "fastrt.errors": (
-        "ActorDiedError ActorError ActorNotFoundError ActorUnavailableError ArenaCorrupt ArgumentError AttachError "
-        "ConfigError "
+        "ActorDiedError ActorError ActorNotFoundError ActorUnavailableError ActorUnschedulableError ArenaCorrupt "
+        "ArgumentError AttachError ConfigError "
         "FastrtError ForkedRuntimeError FunctionNotFoundError GetTimeoutError InfeasibleTaskError LockStuck "
         "NameTakenError NodeDiedError NotFoundError NotInitializedError ObjectLostError ObjectStoreFullError "
         "OutOfMemoryError PendingCallsError PerformanceWarning PlacementGroupNotFoundError RuntimeEnvError "

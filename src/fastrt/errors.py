@@ -152,6 +152,13 @@ class ActorUnavailableError(ActorDiedError):
     """
 
 
+class ActorUnschedulableError(ActorDiedError):
+    """An actor requests resources that no node has, and no node can join that has them; its calls raise this.
+
+    Ray's class of this name is no ActorDiedError.
+    """
+
+
 class ActorNotFoundError(NotFoundError, ValueError):
     """This session has no live actor with that name. Look at `fastrt.list_named_actors()`."""
 

@@ -11,6 +11,7 @@ from fastrt.errors import (
     ActorError,
     ActorNotFoundError,
     ActorUnavailableError,
+    ActorUnschedulableError,
     FastrtError,
     GetTimeoutError,
     InfeasibleTaskError,
@@ -57,7 +58,7 @@ RayTaskError = TaskError
 RayActorError = ActorError
 ActorAlreadyExistsError = NameTakenError
 ActorHandleNotFoundError = ActorNotFoundError
-ActorUnschedulableError = TaskUnschedulableError = TaskPlacementGroupRemoved = InfeasibleTaskError
+TaskUnschedulableError = TaskPlacementGroupRemoved = InfeasibleTaskError
 ActorPlacementGroupRemoved = ActorDiedError
 OutOfDiskError = ObjectStoreFullError
 PendingCallsLimitExceeded = PendingCallsError

@@ -7,16 +7,43 @@ import sys
 import psutil
 import pytest
 
+import fastrt
 from fastrt import ray
 from fastrt.errors import UnsupportedError
 from fastrt.ray.cluster_utils import Cluster
-from fastrt.ray.util.state import list_nodes
+from fastrt.ray.util.state import get_actor, list_actors, list_nodes
 from fastrt.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 @ray.remote(num_cpus=1)
 def node():
     return ray.get_runtime_context().get_node_id()
+
+
+@ray.remote
+class Where:
+    def about(self):
+        context = ray.get_runtime_context()
+        return context.get_actor_id(), context.get_node_id(), os.getpid()
+
+    def listed(self):
+        return list_actors()
+
+
+def check_actors(here, there):
+    """Each actor is listed once, also one that has records on the node that created it and on the one that runs it."""
+    away = Where.options(name="away", resources={"seat": 1}).remote()
+    near, waits = Where.remote(), Where.options(resources={"nothing": 1}).remote()
+    about = ray.get([away.about.remote(), near.about.remote()])
+    assert [node for _, node, _ in about] == [there, here]
+    alive = [(actor, "ALIVE", node, pid) for actor, node, pid in about]
+    every = sorted([*alive, (waits._actor_id, "PENDING_CREATION", here, 0)])
+    for rows in (list_actors(), ray.get(away.listed.remote())):
+        assert sorted((row.actor_id, row.state, row.node_id, row.pid) for row in rows) == every
+    (row,) = list_actors(filters=[("name", "=", "away")])
+    assert row == get_actor(away._actor_id) == list_actors(filters=[("pid", "=", about[0][2])])[0]
+    assert [one["class"] for one in fastrt.list_actors(name="away", all_nodes=False, state="away")] == ["Where"]
+    assert fastrt.list_actors(pid=about[0][2]) == fastrt.list_actors(name="away")
 
 
 @pytest.fixture
@@ -74,6 +101,7 @@ def test_nodes_are_added_used_and_removed(cluster):
     wanted = [node.options(resources={"seat": 1}), node.options(label_selector={"zone": "a"})]
     wanted.append(node.options(scheduling_strategy=placed))
     assert set(ray.get([one.remote() for one in wanted])) == {other.node_id}
+    check_actors(head.node_id, other.node_id)
     disk = cluster.add_node(num_cpus=0, object_store_memory=64 << 20, resources={"disk": 1})  # no worker, at first
     assert ray.get(node.options(num_cpus=0, resources={"disk": 1}).remote(), timeout=30) == disk.node_id
     cluster.remove_node(disk)

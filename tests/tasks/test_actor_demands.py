@@ -6,7 +6,7 @@ import signal
 import pytest
 
 import fastrt
-from fastrt.errors import ActorDiedError
+from fastrt.errors import ActorDiedError, ActorUnschedulableError
 from support.amounts import counted
 
 
@@ -113,7 +113,8 @@ def test_actor_that_is_killed_before_its_arguments_exist_is_forgotten(rt, tmp_pa
 
 def test_what_no_node_has_is_told_by_every_call(rt):
     actor = Licensed.options(num_gpus=4).remote()
-    with pytest.raises(ActorDiedError, match=r"Licensed is dead: it demands GPU 4, license 1.5, which no node has"):
+    words = r"Licensed is dead: it demands GPU 4, license 1.5, which no node has"
+    with pytest.raises(ActorUnschedulableError, match=words):
         get(actor.pid.remote())
 
 

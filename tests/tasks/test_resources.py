@@ -297,6 +297,18 @@ def test_small_task_has_its_turn_among_wide_ones(rt):
     assert fastrt.get(wide) == list(range(1, 401))
 
 
+def test_wide_task_begins_after_small_ones_that_were_queued_before(rt):
+    @fastrt.remote
+    def nap():
+        began = time.monotonic()
+        threading.Event().wait(0.02)
+        return began
+
+    small = [nap.remote() for _ in range(40)]
+    wide = nap.options(num_cpus=2).remote()
+    assert max(fastrt.get(small)) < fastrt.get(wide)
+
+
 @pytest.mark.long
 def test_small_tasks_pause_shortly_while_a_wide_one_waits_for_a_long_one(rt, holder):
     holder.start("first")

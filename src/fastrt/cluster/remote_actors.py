@@ -121,7 +121,7 @@ class RemoteActors:
             self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")
             return
         self._numbers += 1
-        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None, waits=()), 5)
+        bare = self._bare(plan, ref)
         job = self._exchange.jobs.name(plan.job)
         message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"], job=job)
         if plan.init is not None:
@@ -228,8 +228,13 @@ class RemoteActors:
     def send_plan(self, ref: ObjectRef) -> None:
         """Send the description of an actor to the peer, which has received the name of its object."""
         plan: ActorPlan = self._store.load(ref)
-        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None, waits=()), 5)
+        bare = self._bare(plan, ref)
         self._exchange.out.add("plan", _Plan(objref=ref.objref, plan=bare), len(bare) + 64)
+
+    def _bare(self, plan: ActorPlan, ref: ObjectRef) -> bytes:
+        """Encode a plan without the references to objects of this node."""
+        origin = plan.id_at(self._client.segment.session, ref.objref)
+        return pickle.dumps(replace(plan, cls=None, init=None, demand=None, waits=(), origin=origin), 5)
 
     def on_plan(self, message: Any) -> None:
         """Create the local record of an actor of the peer from its description."""

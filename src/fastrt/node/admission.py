@@ -55,7 +55,7 @@ from fastrt.store.messages import (
     SearchEnded,
 )
 from fastrt.store.serialize import serialize
-from fastrt.tasks.actor_records import group_of_bundle, kill_in
+from fastrt.tasks.actor_records import DEMANDS, group_of_bundle, kill_in
 from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import STORE_MEMORY, Demand, device_amounts, group_of
 
@@ -529,7 +529,7 @@ class Admission:
         elif isinstance(key, TaskKey):
             self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"), name)
         else:
-            actors.end_for_good(self._client, key.record, actors.FAILED, f"it demands {shortage}")
+            actors.end_for_good(self._client, key.record, actors.FAILED, f"{DEMANDS} {shortage}")
             self._start_actors()
 
     def _return(self, key: Key) -> None:

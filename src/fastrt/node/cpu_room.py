@@ -1,8 +1,8 @@
 """CPUs that tasks without demands use, for what takes several: tasks with `num_cpus` above 1, and bundles.
 
 A task without a demand takes a worker, and no daemon hears of it, so the resources in use do not include its CPU.
-Before a task of several CPUs begins, workers are parked: they end the task that they run and take no other one. It
-begins once the tasks that still run leave it enough CPUs.
+A task of several CPUs lets those begin that were queued before it, for `_TURN_MOST_S` at most. Then workers are parked:
+they end the task that they run and take no other one. It begins once the tasks that still run leave it enough CPUs.
 
 Parked workers stand idle, and a running task may wait for one that is queued. So the wait for CPUs has an end, after
 which the workers go on for four times as long. A wait takes as long as the longest task that was seen to end since the
@@ -24,7 +24,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS, Config
 from fastrt.node.keys import Key, TaskKey, pair_of
 from fastrt.node.members import Member
-from fastrt.node.placing import GONE, HERE, Placing
+from fastrt.node.placing import GONE, HERE, WAITING, Placing
 from fastrt.tasks.resources import CPU, Demand
 
 _WINDOW_S, _WINDOW_MOST_S = 0.05, 5.0  # of a wait for CPUs beyond the longest task that ended, and of any
@@ -70,6 +70,7 @@ class CpuRoom:
         self._client, self._placing, self._workers = client, placing, workers
         self._before: dict[Key, dict[int, int]] = {}  # by bundle: the tasks that were running when it was placed
         self._wide: dict[TaskKey, tuple[Demand, int]] = {}  # tasks that have not begun: their demands and devices
+        self._behind: dict[TaskKey, tuple[int, float]] = {}  # the same: where the queue ended, and its latest turn
         self._begun: dict[TaskKey, float] = {}  # those that have, and when
         self._parked: set[int] = set()
         self._window_end, self._rest_end = 0.0, 0.0
@@ -90,13 +91,17 @@ class CpuRoom:
         if not isinstance(key, TaskKey) or cpu_parts(demand) <= RESOURCE_PARTS:
             return False
         self._wide[key] = demand, devices
+        if key not in self._behind:
+            first, end = core.queue_ends(self._client)
+            has_priority = core.info(self._client, key.record)["priority"] > 0
+            self._behind[key] = first if has_priority else end, time.monotonic() + _TURN_MOST_S
         return True
 
     def park(self) -> int:
         """Park the workers that take CPUs of others, let the others go on, and return how many there should be."""
         cpus, relief = self._workers.cpus, self._placing.relief
         is_waiting = bool(self._wide)
-        if is_waiting and self._is_resting(time.monotonic()):
+        if is_waiting and self._lets_others_go(time.monotonic()):
             relief -= sum(RESOURCE_PARTS - cpu_parts(demand) for demand, _ in self._wide.values())
             is_waiting = False
         # At least one if it has CPUs, however many actors have: tasks without demands must not wait until they end.
@@ -148,6 +153,8 @@ class CpuRoom:
                 opened = True
         self._before = {key: before for key, before in self._before.items() if key in placing.unopened}
         for task, parts in tasks:
+            if self._is_behind(task, now):
+                continue
             room -= parts
             if len(running) * RESOURCE_PARTS <= max(0, room):
                 opened = True
@@ -163,6 +170,7 @@ class CpuRoom:
     def _begin(self, task: TaskKey, now: float) -> None:
         """Admit a task of several CPUs, before those that are queued."""
         _, devices = self._wide.pop(task)
+        del self._behind[task]
         self._window_end = 0.0
         if not core.queued(self._client):
             self.park()  # before a worker takes the task: it would look idle, and be parked for the task's CPUs
@@ -173,7 +181,7 @@ class CpuRoom:
 
     def _end_window(self, now: float) -> None:
         """Let the workers go on for a while when the wait for their CPUs was in vain; others may have the resources."""
-        if not self._wide or self._is_resting(now):
+        if not self._wide or self._lets_others_go(now):
             return
         if not self._window_end:
             self._window_end = now + self._window_s()
@@ -204,13 +212,24 @@ class CpuRoom:
         place_of = self._placing.place_of
         for task in [task for task in self._wide if place_of(task) != HERE]:
             del self._wide[task]
+        for task in [task for task in self._behind if task not in self._wide and place_of(task) != WAITING]:
+            del self._behind[task]
         for task in [task for task in self._begun if place_of(task) == GONE]:
             ran = now - self._begun.pop(task)
             if core.queued(self._client):
                 self._rest_end = now + min(max(ran, _TURN_LEAST_S), _TURN_MOST_S)
 
+    def _lets_others_go(self, now: float) -> bool:
+        """Whether the workers go on although tasks wait for their CPUs."""
+        return self._is_resting(now) or all(self._is_behind(task, now) for task in self._wide)
+
+    def _is_behind(self, task: TaskKey, now: float) -> bool:
+        """Whether tasks that were queued before this one are still queued, and it has not waited for them too long."""
+        end, turn = self._behind[task]
+        return now < turn and core.queue_ends(self._client)[0] < end
+
     def _is_resting(self, now: float) -> bool:
-        """Whether the workers go on although a task waits for their CPUs."""
+        """Whether a turn of other tasks has not ended."""
         return now < self._rest_end
 
     def _running(self) -> dict[int, int | None]:

@@ -86,13 +86,25 @@ class Names:
         names = self._methods[actor]
         return names[number % len(names)] if names else f"method {number}"
 
+    def id_of(self, about: tuple[int, int]) -> tuple[str, str]:
+        """What names an actor in the whole cluster: the NodeID of its creator, and its id there.
+
+        Args:
+            about: the number and the index of its object.
+        """
+        node = self._store.client.segment.session
+        plan = self._plan_of(about)
+        return (node, f"{about[0]:016x}") if plan is None else plan.id_at(node, about[0])
+
     def _methods_of(self, actor: int) -> tuple[str, ...]:
-        client = self._store.client
+        plan = self._plan_of(core_actors.info(self._store.client, actor)["object"])
+        return () if plan is None else tuple(str(which.name) for which in plan.methods)
+
+    def _plan_of(self, about: tuple[int, int]) -> Any:
         try:
-            ref = handles.acquire(client, *core_actors.info(client, actor)["object"])
-            return tuple(str(which.name) for which in self._store.load(ref).methods)
-        except Exception:  # the plan is gone, or needs a module that this process cannot import
-            return ()
+            return self._store.load(handles.acquire(self._store.client, *about))
+        except Exception:  # it is gone, or needs a module that this process cannot import
+            return None
 
 
 def task_row(row: Row, names: Names, pids: dict[int | None, int]) -> Row:
@@ -146,7 +158,8 @@ def actors(store: Store) -> list[Row]:
     Returns:
         Rows with actor (its id), class, name and namespace (or ""), state ("starting", "alive", "restarting", "dead"),
         pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead), actor_id (that
-        of `runtime_context()`).
+        of `runtime_context()`), owner (the NodeID of the node that created it, and decides about its name and its
+        restarts). In a cluster several nodes can have a record of an actor; it is "away" on those that do not run it.
     """
     names, calls = Names(store), pages.count_tasks(store.client)[1]
     found = []
@@ -154,13 +167,16 @@ def actors(store: Store) -> list[Row]:
         info = core_actors.info(store.client, index)
         if info["bare"]:
             continue  # the reservation of a placement group's bundle
+        owner, actor_id = names.id_of(info["object"])
+        is_away = info["state"] == core_actors.AWAY
         found.append(
             {
                 "actor": index, "class": names.actor(index), "name": namespaces_of_actors.split(info["name"])[1],
                 "namespace": namespaces_of_actors.split(info["name"])[0],
-                "state": ACTOR_STATES.get(info["state"], "?"), "pid": info["pid"], "restarts": info["restarts"],
+                "state": ACTOR_STATES.get(info["state"], "?"), "pid": None if is_away else info["pid"],
+                "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
-                "reason": info["reason"], "actor_id": f"{info['object'][0]:016x}",
+                "reason": info["reason"], "actor_id": actor_id, "owner": owner,
             }
         )  # fmt: skip
     return found
@@ -255,7 +271,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "actors": (
         "actor", "class", "name", "namespace", "state", "pid", "restarts", "max_restarts", "detached", "calls",
-        "reason", "actor_id",
+        "reason", "actor_id", "owner",
     ),
     "objects": (
         "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastrt._core.tasks import actors
 from fastrt.cluster.questions import SOCKET
 from fastrt.errors import AttachError
 from fastrt.observe import elsewhere, reading
 from fastrt.observe.elsewhere import NodeRows
+from fastrt.observe.listing import ACTOR_STATES
 from fastrt.observe.reading import Rows
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 
 _ANSWER_S = elsewhere.ANSWER_S
+_AWAY, _RESTARTING, _DEAD = (ACTOR_STATES[state] for state in (actors.AWAY, actors.DOWN, actors.DEAD))
+_OF_PROCESS = ("actor", "state", "pid", "calls")  # what the node knows that runs an actor
 
 
 def list_tasks(
@@ -53,8 +58,9 @@ def list_actors(
 
     Returns:
         A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
-        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), actor_id, and node where
-        there are several.
+        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), actor_id, owner (the
+        NodeID of the node that created it), and node where there are several: that which runs the actor, or of one that
+        no node runs its owner. With all_nodes=False an actor that another node runs is "away".
     Raises:
         ValueError: a filter names no column, or there is no such node.
     """
@@ -127,13 +133,55 @@ def rows_by_node(
     if node and not wanted:
         there = ", ".join(one["NodeName"] for one in nodes) or "this session is no node of a cluster"
         raise ValueError(f"there is no node {node!r}; there are: {there}")
+    if what != "actors" or not nodes:
+        return _read(store, wanted, what, filters, limit, timeout)
+    found = each_actor_once(_read(store, nodes, what, {}, 0, timeout))
+    for one in found:
+        one.rows = [row for row in one.rows if all(reading.fits(row[name], value) for name, value in filters.items())]
+        one.total = len(one.rows)
+        del one.rows[limit or one.total :]
+    names = {one["NodeID"] for one in wanted}
+    return [one for one in found if one.node in names]
+
+
+def _read(
+    store: Store, nodes: Sequence[Mapping[str, Any]], what: str, filters: Mapping[str, Any], limit: int, timeout: float
+) -> list[NodeRows]:  # fmt: skip
     found = []
-    if not nodes or any(one["IsHere"] for one in wanted):
+    if not nodes or any(one["IsHere"] for one in nodes):
         rows = reading.rows(store, what, filters, limit)
-        here = wanted[0] if wanted else {"NodeID": store.client.segment.session, "NodeName": ""}
+        here = nodes[0] if nodes else {"NodeID": store.client.segment.session, "NodeName": ""}
         found = [NodeRows(here["NodeID"], here["NodeName"], rows, rows.total)]
-    others = {one["NodeID"]: one["NodeName"] for one in wanted if not one["IsHere"]}
+    others = {one["NodeID"]: one["NodeName"] for one in nodes if not one["IsHere"]}
     return found + elsewhere.read(store.socket_path, others, what, filters, limit, timeout) if others else found
+
+
+def each_actor_once(found: Sequence[NodeRows]) -> list[NodeRows]:
+    """Put the records that several nodes have of an actor together, in the node that runs it.
+
+    Its owner knows its name and its restarts, the node that runs it knows its process. A record that another node has
+    for a handle counts if the owner has not answered, or has forgotten the actor.
+
+    Args:
+        found: the rows of all nodes.
+    """
+    groups = {one.node: replace(one, rows=[]) for one in found}
+    every = [(one.node, (row["owner"], row["actor_id"]), row) for one in found for row in one.rows]
+    runs = {key: (node, row) for node, key, row in every if row["state"] != _AWAY and node != key[0]}
+    for node, key, row in every:
+        if node != key[0]:
+            continue
+        there, process = runs.pop(key, (node, row))
+        if row["state"] == _AWAY:
+            row = {**row, **{name: process[name] for name in _OF_PROCESS}}
+            row["state"] = _RESTARTING if row["state"] == _DEAD else row["state"]  # its owner decides that
+            node = there
+        groups[node].rows.append(row)
+    known = {key for node, key, _ in every if node == key[0]}
+    rest = {key: (node, row) for node, key, row in every if key not in known} | runs
+    for node, row in rest.values():
+        groups[node].rows.append(row)
+    return list(groups.values())
 
 
 def together(found: Sequence[NodeRows], limit: int) -> Rows:

@@ -22,6 +22,7 @@ from fastrt.errors import (
     ActorNotFoundError,
     ArgumentError,
     AttachError,
+    FastrtError,
     ObjectStoreFullError,
     StaleReferenceError,
 )
@@ -77,6 +78,7 @@ class ActorPlan:
         job: the number there of the job that has created it; 0: unknown.
         waits: arguments of the constructor that did not exist when it was called. The actor takes the resources that
             it demands once they do; what makes them may need the same ones.
+        origin: on other nodes than the one that created the actor: the NodeID of that one, and the actor's id there.
     """
 
     name: str
@@ -93,6 +95,16 @@ class ActorPlan:
     pending_max: int = -1
     job: int = 0
     waits: tuple[ObjectRef, ...] = ()
+    origin: tuple[str, str] | None = None
+
+    def id_at(self, node: str, objref: int) -> tuple[str, str]:
+        """Return what names the actor in the whole cluster: the NodeID of its creator, and its id there.
+
+        Args:
+            node: the NodeID of the node that has this plan.
+            objref: the actor's object there.
+        """
+        return self.origin or (node, f"{objref:016x}")
 
     def method_of(self, number: int) -> tuple[MethodPlan, str]:
         """Return the method that a call's number names, and the concurrency group that the call runs in.
@@ -348,7 +360,7 @@ class ActorHandle(Generic[Instance]):
         """The actor's id, under the name by which Ray's programs read it."""
         from fastrt.ids import ActorID  # here: few programs need it
 
-        return ActorID.widened(self._actor_ref.hex())
+        return ActorID.widened(plan_of(self).id_at("", self._actor_ref.objref)[1])
 
     _ray_actor_id = _actor_id
 
@@ -356,8 +368,8 @@ class ActorHandle(Generic[Instance]):
         return ActorHandle, (self._actor_ref,)
 
     def __repr__(self) -> str:
-        name = self._actor_plan.name if self._actor_plan is not None else "?"
-        return f"Actor({name}, {self._actor_id})"
+        plan = self._actor_plan
+        return f"Actor({plan.name}, {self._actor_id})" if plan is not None else f"Actor(?, {self._actor_ref.hex()})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and bool(self._actor_ref == other._actor_ref)
@@ -412,7 +424,10 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
     actor = actors.index_of(store.client, ref)
     info = actors.info(store.client, actor)
     unread.mark(store.client, [ref])
-    return death_of(info, name or class_name(store, actor), info["reason"])
+    error = death_of(info, name or class_name(store, actor), info["reason"])
+    with contextlib.suppress(FastrtError):
+        error.actor_id = str(ActorHandle(ref, store.load(ref))._actor_id)
+    return error
 
 
 def kill(actor: ActorHandle | Actor, *, no_restart: bool = True, force: bool = True) -> None:

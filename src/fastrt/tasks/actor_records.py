@@ -14,10 +14,11 @@ from fastrt._core.memory.clients import table
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors
-from fastrt.errors import ActorDiedError, ActorUnavailableError, StaleReferenceError
+from fastrt.errors import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, StaleReferenceError
 from fastrt.store import messages
 from fastrt.store.client import Store
 
+DEMANDS = "it demands"  # how the reason begins of one that no node can have
 CONSTRUCTOR_RAISED = "its constructor raised"  # how the reason of a death by that begins
 
 
@@ -74,7 +75,8 @@ def death_of_call(store: Store, index: int, words: str) -> ActorDiedError:
 
 def death_of(info: Mapping[str, Any], name: str, reason: str) -> ActorDiedError:
     """Return the error of calls of a dead actor, given its record, the name of its class, and why it is dead."""
-    error = ActorDiedError(f"actor {name} is dead: {reason}")
+    kind = ActorUnschedulableError if reason.startswith(DEMANDS) else ActorDiedError
+    error = kind(f"actor {name} is dead: {reason}")
     error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
     error.actor_id = long_actor_id(info)
     error.actor_init_failed = reason.startswith(CONSTRUCTOR_RAISED)

@@ -137,7 +137,7 @@ def _facts(store: Store) -> dict[str, Any]:
     }
     if actor is not None:
         about = actors.info(client, actor)
-        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": namespaces.split(about["name"])[1] or None}
+        facts |= {"actor_id": store.actor_id, "actor_name": namespaces.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
         facts["accelerator_ids"] = _named(store, about["devices"])
         if about["demand"] is not None:

@@ -188,6 +188,7 @@ class ActorWorker(Worker):
             self.plan.job >> JOB_BITS
         ):  # of another node. With a job of this node, what it submits would end with the driver
             self._client.adopt_job(self.plan.job)
+        _, self._store.actor_id = self.plan.id_at("", about["object"][0])
         self._name = self.plan.name
         set_title(f"fastrt::{self._name}")
         self._actor_name = namespaces.split(about["name"])[1] or str(self.actor)

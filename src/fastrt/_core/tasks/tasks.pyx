@@ -426,6 +426,16 @@ def queued(Client client):
     return queue_length(&client.x)
 
 
+def queue_ends(Client client):
+    """Return the positions in the ready queue of the next task that a worker takes, and of the next that is queued.
+
+    Tasks with a priority are not in it.
+    """
+    client.ensure()
+    cdef uint64_t head = a64_load_sc(&client.x.sb.ring_head)
+    return head, a64_load_sc(&client.x.sb.ring_tail)
+
+
 def load(Client client, bint watch=False):
     """A number that changes with the load of this node: whether tasks are queued, and how many workers are idle.
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastrt._core.repair import pages
 from fastrt._core.tasks import actors
 from fastrt.dashboard.watched import Watched
+from fastrt.observe.listing import Names
 from fastrt.store.client import Store
 from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.cancel import cancel_record
@@ -38,7 +39,7 @@ def kill(session: Watched, store: Store, body: Mapping[str, Any]) -> str:
     index, name = body.get("actor"), body.get("id")
     if type(index) is not int or not isinstance(name, str):
         raise ValueError("the request names no actor")
-    if f"{actors.info(store.client, index)['object'][0]:016x}" != name:
+    if Names(store).id_of(actors.info(store.client, index)["object"])[1] != name:
         return "the actor is gone"
     kill_in(store, index, "it was killed from the dashboard")
     return "killed"

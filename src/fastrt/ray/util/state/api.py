@@ -35,7 +35,9 @@ _TASKS = {
     "waiting": "PENDING_ARGS_AVAIL", "ready": "PENDING_NODE_ASSIGNMENT", "claimed": "SUBMITTED_TO_WORKER",
     "running": "RUNNING", "blocked": "RUNNING_IN_RAY_GET", "ending": "RUNNING",
 }  # fmt: skip
-_ACTORS = {"starting": "PENDING_CREATION", "alive": "ALIVE", "restarting": "RESTARTING", "dead": "DEAD"}
+_ACTORS = {
+    "starting": "PENDING_CREATION", "alive": "ALIVE", "away": "ALIVE", "restarting": "RESTARTING", "dead": "DEAD",
+}  # fmt: skip
 _ERRORS = {
     "WorkerCrashedError": "WORKER_DIED", "ActorDiedError": "ACTOR_DIED", "ActorUnavailableError": "ACTOR_UNAVAILABLE",
     "OutOfMemoryError": "OUT_OF_MEMORY", "NodeDiedError": "NODE_DIED", "TaskCancelledError": "TASK_CANCELLED",
