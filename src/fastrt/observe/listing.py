@@ -87,7 +87,7 @@ class Names:
         return names[number % len(names)] if names else f"method {number}"
 
     def id_of(self, about: tuple[int, int]) -> tuple[str, str]:
-        """What names an actor in the whole cluster: the NodeID of its creator, and its id there.
+        """The name of an actor in the whole cluster: the NodeID of its creator, and its id there.
 
         Args:
             about: the number and the index of its object.

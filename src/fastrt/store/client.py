@@ -80,8 +80,7 @@ class Store:
         self.may_sleep: Callable[[], bool] = lambda: False  # whether another worker would take this one's place
         self.check_wait: Callable[[], None] | None = None  # raises an error to end a wait for room
         self.files = FileValues(self)
-        self.serves = False  # this process holds memory for other nodes; see `room.RoomWait`
-        self._lone_gets = warnings.LoneGets()
+        self._lone_gets, self.serves = warnings.LoneGets(), False  # serves: it holds memory for other nodes
         self.task_here: Callable[[], int | None] = _nothing  # the index of the task that runs on this thread
         self.task_name: Callable[[int], str] = str
         self.function_name: Callable[[int], str] = str  # of a task; with its module
