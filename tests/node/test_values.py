@@ -53,14 +53,16 @@ class End(Side):
         super().close()
 
 
+async def forward(one, other):
+    """Pass the frames of one end to the other until its stream ends."""
+    while (frame := await one.exchange.out.next_frame()) is not None:
+        other.hear(frame)
+
+
 @contextlib.asynccontextmanager
 async def pair(wait_until, address=None, tokens=(TOKEN, TOKEN), keep_bytes=(BYTES_MIN, BYTES_MIN)):
     """Two ends whose frames go to and fro; `address` makes the one where the first end's stream is said to be."""
     here, there = map(End, tokens, keep_bytes)
-
-    async def forward(one, other):
-        while (frame := await one.exchange.out.next_frame()) is not None:
-            other.hear(frame)
 
     told = here.native.address if address is None else address(here.native.address)
     there.hear(here.exchange.first_frame(Report(node="1" * 32, address="127.0.0.1:1", name="one", native=told)))
@@ -144,7 +146,7 @@ async def taken(end, found, nbytes):
         memoryview(writer)[:] = bytes(nbytes)
         values.take(7, writer, kind, [(native.address, offered) for native, offered in found])
         number, error = await asyncio.wait_for(landed, PATIENCE_S)
-        assert (number, values.is_on_its_way(7), values._arrivals._coming) == (7, False, {})
+        assert (number, values.is_on_its_way(7)) == (7, False)
         return error, bytes(writer)
     finally:
         values.close()
@@ -184,6 +186,33 @@ def test_value_fails_as_a_whole_if_one_of_its_senders_does(how):
                     found[1] = others[0]
                 error, _ = await taken(end, found, 48 << 20)
                 assert isinstance(error, NotFoundError if how == "withdrawn" else TransferError)
+        finally:
+            end.close()
+
+    asyncio.run(play())
+
+
+def test_two_values_with_one_number_at_their_sender_arrive_at_once():
+    """The second one took the place of the first, and the end of both ended the uplink."""
+
+    async def play():
+        end = End()
+        try:
+            with holders(1, 9 << 20) as found:
+                ((native, offered),) = found
+                landed = asyncio.Queue()
+                values = Values(end.native, lambda *about: landed.put_nowait(about))
+                kind = handles.describe(end.client, end.store.put(bytes(9 << 20)))["kind"]
+                writers = {number: end.store.create(9 << 20, kind, 0) for number in (7, offered)}
+                for number, writer in writers.items():
+                    values.take(number, writer, kind, [(native.address, offered)])
+                ended = [await asyncio.wait_for(landed.get(), PATIENCE_S) for _ in writers]
+                assert sorted(ended) == sorted((number, None) for number in writers)
+                for writer in writers.values():
+                    assert bytes(writer) == bytes([1]) * (9 << 20)
+                values.close()
+                writers.clear()
+                del writer
         finally:
             end.close()
 
@@ -467,6 +496,44 @@ async def test_objects_that_share_the_value_of_a_third_node_are_released_one_by_
     values.release(refs[1].objref)
     assert values.kept_object(77) is None
     end.close()
+
+
+def test_answer_to_a_claim_is_also_the_argument_of_a_task_in_its_frame(wait_until):
+    """The task made a stand-in, the answer was used for the claim alone, and no other value came."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            result = here.forward(1, retries=1)
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(2)))
+            core.finish(there.client, task)
+            remote = here.exchange.traffic.remote
+            await asyncio.to_thread(wait_until, lambda ref=result: remote.find(ref.objref), "its source is known")
+            holder = here.store.put([result])  # here the driver and the uplink are one client
+            kept = there.exchange.references.exported_ref(remote.find(result.objref).objref)
+            for end in (here, there):
+                end.exchange.close("the test says so")
+                end.exchange = Exchange(end.store, end.waiter, end.tables)
+            ends = {"1" * 32: here, "2" * 32: there}
+            hellos = {node: end.exchange.first_frame(Report(node=node, address="127.0.0.1:1", name=node[0],
+                      native=end.native.address)) for node, end in ends.items()}  # fmt: skip
+            here.hear(hellos["2" * 32])
+            there.hear(hellos["1" * 32])
+            claim = await here.frames(lambda frame: 0 in frame.claim)
+            assert list(claim.claim) == [kept.objref, 0]
+            there.hear(claim)
+            done = there.forward(kept)
+            here.hear(await there.frames(lambda frame: frame.task and frame.value))
+            passing = [asyncio.create_task(forward(here, there)), asyncio.create_task(forward(there, here))]
+            task, argument = await run(wait_until, here)
+            np.testing.assert_array_equal(here.store.get(argument), pattern(2))
+            del argument, kept
+            assert core.finish_scalar(here.client, task, None)
+            assert await asyncio.to_thread(there.store.get, done, PATIENCE_S) is None
+            del done, holder, result
+            assert not any(one.done() for one in passing)
+
+    asyncio.run(play())
 
 
 def test_arguments_that_share_the_value_of_a_third_node_all_arrive(wait_until):

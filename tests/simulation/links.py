@@ -122,11 +122,9 @@ class Puller:
         self._table = table
         self._process = asyncio.get_running_loop()._process  # type: ignore[attr-defined]
 
-    def ask(self, objrefs: list[int], address: str) -> Any:
-        found, receipts = self._table.begin_many(objrefs)
+    def fetch(self, receipts: list[Any], address: str) -> None:
         for receipt in receipts:
             self._process.world.network.fetch(self._process, receipt, address)
-        return found
 
     def cancel(self, receipt: Any) -> None:
         pass

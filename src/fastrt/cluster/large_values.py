@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -100,14 +100,18 @@ class Native:
         self._source.close()
 
 
+_Then = Callable[["_Arrival", "BaseException | None"], None]
+
+
 class _Arrival(Receipt):
-    """A value, or a part of one, in transit into memory that was already allocated for it."""
+    """A value, or a part of one, in transit into memory that was already allocated for it.
+
+    Two of them can have one number: the same bytes, for two values whose offers a third node answers for.
+    """
 
     __slots__ = ("_kind", "_then")
 
-    def __init__(
-        self, table: Table, number: int, writer: Any, kind: int, part: tuple[int, int], then: Callable[..., None]
-    ) -> None:
+    def __init__(self, table: Table, number: int, writer: Any, kind: int, part: tuple[int, int], then: _Then) -> None:
         super().__init__(table, number)
         self.received, self.until = part
         self.writer = writer
@@ -135,15 +139,11 @@ class _Arrival(Receipt):
         self.view = self.writer = None
         if not self.ended:
             self.end(None, error)
-            self._then(self.objref, error)
+            self._then(self, error)
 
 
 class _Arrivals(Table):
-    """The values in transit from one node."""
-
-    def begin_many(self, objrefs: Iterable[int]) -> tuple[list[ObjectRef | Receipt], list[Receipt]]:
-        found: list[Receipt] = [self._coming[objref] for objref in objrefs]
-        return [*found], found
+    """The store that values from one node arrive in. It has no names: each value has memory of its own already."""
 
     def allocate_many(self, specs: list[tuple[int, int, bool]]) -> list[Writer]:
         raise TransferError("the peer sent small values over the native stream, but announced none")
@@ -296,10 +296,6 @@ class Values:
             holders: the address of each native stream that offers it (empty: the peer's), and the number under which it
                 does. A part of a value that is large enough comes from each.
         """
-        if any(offered in self._arrivals._coming for _, offered in holders):
-            # The same bytes are on their way for another value: its number here is the one of its sender.
-            self._loop.call_soon(self._landed, number, TransferError("it comes for another value already"))
-            return
         client = self._offers.store.client
         trace_record = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
         transit = self._transit[number] = _Transit([], trace_record, bool(holders[0][0]))
@@ -307,9 +303,8 @@ class Values:
         for (_, offered), part in zip(holders, parts, strict=False):
             arrival = _Arrival(self._arrivals, offered, writer, kind, part, partial(self._on_end, number, transit))
             transit.arrivals.append(arrival)
-            self._arrivals._coming[offered] = arrival
-        for (address, offered), _ in zip(holders, parts, strict=False):
-            self._puller.ask([offered], address or self._address)
+        for arrival, (address, _) in zip(list(transit.arrivals), holders, strict=False):
+            self._puller.fetch([arrival], address or self._address)
 
     def is_on_its_way(self, number: int) -> bool:
         """Return whether a value is being fetched."""
@@ -320,7 +315,6 @@ class Values:
         transit = self._transit.pop(number, None)
         if transit is not None:
             for arrival in transit.arrivals:
-                self._arrivals._coming.pop(arrival.objref, None)
                 arrival.ended = True
                 self._puller.cancel(arrival)
             trace.end(self._offers.store.client, transit.trace_record)
@@ -337,13 +331,12 @@ class Values:
         # A thread that is connecting ends only after a while; the loop does not wait for it.
         threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()
 
-    def _on_end(self, number: int, transit: _Transit, offered: int, error: BaseException | None) -> None:
+    def _on_end(self, number: int, transit: _Transit, arrived: _Arrival, error: BaseException | None) -> None:
         """Report the end of a fetch, or of a part of one, to the loop; runs on the stream's thread."""
 
         def report() -> None:
             if self._transit.get(number) is not transit:
                 return  # it was cancelled, or another part has failed
-            arrived = self._arrivals._coming.pop(offered)
             transit.arrivals = [arrival for arrival in transit.arrivals if arrival is not arrived]
             if transit.arrivals and error is None:
                 return

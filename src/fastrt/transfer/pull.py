@@ -116,10 +116,11 @@ class Puller:
         """Start fetching objects; returns each object's reference or its receipt instead of futures."""
         found, new = self._table.begin_many(objrefs)
         if new:
-            self._ask(new, address, name if self._on_push is not None else 0)
+            self.fetch(new, address, name if self._on_push is not None else 0)
         return found
 
-    def _ask(self, receipts: list[Receipt], address: str, name: int) -> None:
+    def fetch(self, receipts: list[Receipt], address: str, name: int = 0) -> None:
+        """Start fetching objects into these receipts; several may have the number of one object."""
         with self._lock:
             if not self._closing:
                 link = self._links.get(address)
