@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import fastrt
 from fastrt import ray
 from fastrt.errors import UnsupportedError
 from fastrt.ray.cluster_utils import Cluster
-from fastrt.ray.util.state import get_actor, list_actors, list_nodes
+from fastrt.ray.util.state import get_actor, get_task, list_actors, list_nodes, list_tasks
 from fastrt.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -44,6 +45,34 @@ def check_actors(here, there):
     assert row == get_actor(away._actor_id) == list_actors(filters=[("pid", "=", about[0][2])])[0]
     assert [one["class"] for one in fastrt.list_actors(name="away", all_nodes=False, state="away")] == ["Where"]
     assert fastrt.list_actors(pid=about[0][2]) == fastrt.list_actors(name="away")
+
+
+@ray.remote(resources={"seat": 1})
+def holds(path):
+    while not os.path.exists(path):
+        threading.Event().wait(0.02)
+
+
+def check_tasks(other, path, wait_until):
+    """A task and a call that another node runs are listed once, by their ids here and with their process there."""
+    actor = Where.options(resources={"seat": 1}).remote()
+    ray.get(actor.about.remote())
+    running = [holds.remote(path), actor.__ray_call__.remote(lambda self: holds._function(path))]
+
+    def found():
+        return {row.task_id: row for row in list_tasks() if row.state == "RUNNING"}
+
+    wait_until(lambda: len(found()) == 2, "both to run")
+    rows = found()
+    assert rows.keys() == {ref.task_id() for ref in running}
+    assert {row.node_id for row in rows.values()} == {other.node_id}
+    workers = {ps.pid for ps in psutil.Process(other._process.pid).children(recursive=True)}
+    assert {row.worker_pid for row in rows.values()} <= workers
+    assert rows[running[1].task_id()].actor_id == actor._actor_id
+    assert get_task(running[0]).node_id == other.node_id
+    assert len(fastrt.list_tasks(task_id=fastrt.list_tasks(name="holds")[0]["task_id"])) == 1
+    with open(path, "w"):
+        ray.get(running)
 
 
 @pytest.fixture
@@ -84,7 +113,7 @@ def test_nodes_end_with_a_program_that_is_killed(runtime_dir, wait_until):
     wait_until(lambda: not any(process.is_running() for process in processes), "the end of the nodes")
 
 
-def test_nodes_are_added_used_and_removed(cluster):
+def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
     with pytest.raises(ValueError, match="give initialize_head"):
         Cluster(head_node_args={"num_cpus": 1})
     with pytest.raises(UnsupportedError, match="'colour'"):
@@ -102,6 +131,7 @@ def test_nodes_are_added_used_and_removed(cluster):
     wanted.append(node.options(scheduling_strategy=placed))
     assert set(ray.get([one.remote() for one in wanted])) == {other.node_id}
     check_actors(head.node_id, other.node_id)
+    check_tasks(other, str(tmp_path / "go on"), wait_until)
     disk = cluster.add_node(num_cpus=0, object_store_memory=64 << 20, resources={"disk": 1})  # no worker, at first
     assert ray.get(node.options(num_cpus=0, resources={"disk": 1}).remote(), timeout=30) == disk.node_id
     cluster.remove_node(disk)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from fastrt._core.objects import handles, remote, spill
+from fastrt._core.repair import inspect
 from fastrt._core.tasks import actors, admission, calls, generators, submission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.generator_handles import Streams
@@ -290,6 +291,21 @@ class Exchange:
             writer.copy(0, message.policy)
             policy = writer.seal(())
         return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
+
+    def forwarded(self) -> list[tuple[bool, str, int, str]]:
+        """Return the tasks and calls in progress over this stream, for listings of a cluster.
+
+        Returns:
+            For each: whether the peer runs it, the peer's NodeID, its number on the stream, and the id of its first
+            result on this node. Those without results are left out.
+        """
+        rows = [(number, inspect.task(self._client, sent.task)) for number, sent in self.ledger.open()]
+        sent = [(True, self.node, number, row["returns"][0]) for number, row in rows if row and row["returns"]]
+        ran = [
+            (False, self.node, number, accepted.results[0].objref)
+            for number, accepted in self.ledger.all_accepted().items()
+        ]
+        return [(away, node, number, f"{objref:016x}") for away, node, number, objref in sent + ran]
 
     def holds(self, refs: list[ObjectRef]) -> int:
         """Return how many bytes of these objects the peer already has."""

@@ -9,9 +9,10 @@ parses.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
 SOCKET = join.UPLINK_SOCKET
+FORWARDED = "forwarded"  # the question for the tasks and calls that this node runs for others, and they for it
+_FORWARDED_MAX = 5000
 ROWS_BYTES_MAX = 384 << 10  # of one page: as text in another JSON text it has less than `messages.BYTES_MAX`
 _OPEN_MAX = 32  # questions of one peer, and of all processes of this node, that wait for an answer
 _THREADS = 2  # that answer
@@ -157,6 +160,8 @@ class Desk:
         reach: returns whether a node is a member, and the stream to it; connects to it if there is none.
         read: reads a page of this node; called in a thread. None: this node neither asks nor answers.
         on_stops: called when a process of this node says that tasks begin or end to wait in a debugger.
+        node: the NodeID of this node.
+        exchanges: the streams of this node; read at each question.
     """
 
     def __init__(
@@ -164,7 +169,10 @@ class Desk:
         reach: Callable[[str], tuple[bool, Exchange | None]],
         read: Callable[[Question], Answer] | None,
         on_stops: Callable[[], object] = bool,
+        node: str = "",
+        exchanges: Collection[Exchange] = (),
     ) -> None:
+        self._node, self._exchanges = node, exchanges
         self._reach = reach
         self._read = read
         self._on_stops = on_stops
@@ -223,6 +231,8 @@ class Desk:
             return Answer(error=f"{_OPEN_MAX} other questions of this node wait for an answer")
         self._asking += 1
         try:
+            if message.node == self._node:
+                return await self._answer(message)
             question = Question(message.kind, message.filters, message.after, message.limit)
             return await self._ask(message.node, question, min(message.timeout_ms / 1000, _TIMEOUT_S_MAX))
         finally:
@@ -251,6 +261,9 @@ class Desk:
         """Read a page in a thread. The time that a question waits for a free thread counts."""
         until = time.monotonic() + min(message.timeout_ms / 1000, _TIMEOUT_S_MAX)
         question = Question(message.kind, message.filters, message.after, message.limit)
+        if question.kind == FORWARDED:  # here: only this thread may look at the streams
+            rows = [row for exchange in self._exchanges for row in exchange.forwarded()]
+            return Answer(json.dumps(rows[:_FORWARDED_MAX]))
 
         def read() -> Answer:
             if self._read is None or time.monotonic() >= until:

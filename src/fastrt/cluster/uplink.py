@@ -134,7 +134,7 @@ class Uplink:
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
         self._standstill = Standstill(store, self._exchanges)
-        self._desk = Desk(self._reach, read, self._standstill.look)
+        self._desk = Desk(self._reach, read, self._standstill.look, store.client.segment.session, self._exchanges)
 
     async def run(self) -> None:
         """Serve until SIGTERM comes or the process that started this one ends; at SIGUSR1 leave in order."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastrt.cluster.questions import ROWS_BYTES_MAX, SOCKET, Answer, Question
+from fastrt.cluster.questions import FORWARDED, ROWS_BYTES_MAX, SOCKET, Answer, Question
 from fastrt.errors import AttachError, FastrtError
 from fastrt.foreign_text import ForeignTextError, read_json
 from fastrt.node.log_files import LogLine, Page
@@ -34,6 +34,7 @@ _AT_ONCE = 16  # nodes
 _SLACK_S = 2.0  # beyond the answer's time, for this node's uplink
 ONCE = Terminal("", "another question", stays=False)
 _T = TypeVar("_T")
+_FORWARDED_TYPES = (bool, str, int, str)
 _LINE_TYPES = (float, bool, int, int, str, int, int, str, str)  # as `answers` writes a line
 
 
@@ -109,6 +110,28 @@ def read(
 
     with ThreadPoolExecutor(_AT_ONCE, "fastrt-asks") as threads:
         return list(threads.map(read_one, nodes))
+
+
+def forwarded(socket_path: str, nodes: Iterable[str], timeout_s: float) -> dict[tuple[str, str], tuple[str, str]]:
+    """Read which tasks and calls nodes run for others; what a node does not answer in time is left out.
+
+    Args:
+        socket_path: of this node's daemon.
+        nodes: NodeIDs, also that of this node.
+        timeout_s: as for `read`.
+    Returns:
+        Tasks by the copy that runs: (NodeID, id of the first result) of it, and of the task that its node forwarded.
+    """
+    question = Question(FORWARDED, "{}", "", 0)
+    answers = of_each(nodes, lambda node: _parse(ask(socket_path, node, question, timeout_s)))
+    sent: dict[tuple[str, str, int], tuple[str, str]] = {}
+    ran: dict[tuple[str, str, int], tuple[str, str]] = {}
+    for node, rows in answers.items():
+        for row in () if isinstance(rows, FastrtError) else rows:
+            if isinstance(row, list) and tuple(map(type, row)) == _FORWARDED_TYPES:
+                away, peer, number, objref = row
+                (sent if away else ran)[(node, peer, number) if away else (peer, node, number)] = node, objref
+    return {there: sent[key] for key, there in ran.items() if key in sent}
 
 
 def _read_pages(socket_path: str, found: NodeRows, kind: str, filters: str, limit: int, timeout_s: float) -> None:

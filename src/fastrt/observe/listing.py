@@ -41,6 +41,7 @@ class Names:
         self.by_objref: dict[int, str] = {}
         self.by_index: dict[int, str] = {}
         self._methods: dict[int, tuple[str, ...]] = {}  # of actors, by index
+        self._given: dict[int, str] = {}  # by the number of a policy's object
         self.refresh()
 
     def refresh(self) -> None:
@@ -86,25 +87,31 @@ class Names:
         names = self._methods[actor]
         return names[number % len(names)] if names else f"method {number}"
 
-    def id_of(self, about: tuple[int, int]) -> tuple[str, str]:
-        """The name of an actor in the whole cluster: the NodeID of its creator, and its id there.
-
-        Args:
-            about: the number and the index of its object.
-        """
-        node = self._store.client.segment.session
-        plan = self._plan_of(about)
-        return (node, f"{about[0]:016x}") if plan is None else plan.id_at(node, about[0])
-
     def _methods_of(self, actor: int) -> tuple[str, ...]:
-        plan = self._plan_of(core_actors.info(self._store.client, actor)["object"])
+        plan = self.plan(core_actors.info(self._store.client, actor)["object"])
         return () if plan is None else tuple(str(which.name) for which in plan.methods)
 
-    def _plan_of(self, about: tuple[int, int]) -> Any:
+    def plan(self, about: tuple[int, int]) -> Any:
+        """The plan of an actor, given the number and the index of its object; None if it cannot be read any more."""
         try:
             return self._store.load(handles.acquire(self._store.client, *about))
         except Exception:  # it is gone, or needs a module that this process cannot import
             return None
+
+    def given(self, policy: tuple[int, int] | None) -> str:
+        """The name that the caller has given a task; "" if there is none.
+
+        Args:
+            policy: the number and the index of the object of its policy; None: it has none.
+        """
+        if policy is None:
+            return ""
+        if policy[0] not in self._given:
+            try:
+                self._given[policy[0]] = self._store.load(handles.acquire(self._store.client, *policy)).name
+            except Exception:  # as of a plan
+                self._given[policy[0]] = ""
+        return self._given[policy[0]]
 
 
 def task_row(row: Row, names: Names, pids: dict[int | None, int]) -> Row:
@@ -121,7 +128,7 @@ def task_row(row: Row, names: Names, pids: dict[int | None, int]) -> Row:
         "max_retries": row["retries"],
         "waits_for": "resources" if row["held"] else row["waits_for"] and f"{row['waits_for']:016x}",
         "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
-        "priority": row["priority"],
+        "priority": row["priority"], "given_name": names.given(row["policy"]), "job": row["job"],
     }  # fmt: skip
 
 
@@ -138,7 +145,8 @@ def tasks(store: Store) -> list[Row]:
     Returns:
         Rows with task_id, name, state ("waiting", "ready", "claimed", "running", "blocked", "ending"), pid (of the
         process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (the cause of the wait:
-        the id of an object, "resources", or None), results (ids), cancelled, priority.
+        the id of an object, "resources", or None), results (ids), cancelled, priority, given_name
+        (by the option `name`; or ""), job (its number; 0: unknown).
     """
     names, pids = Names(store), pids_of(store)
     return [task_row(row, names, pids) for row in sorted(inspect.tasks(store.client), key=lambda row: row["id"])]
@@ -159,24 +167,31 @@ def actors(store: Store) -> list[Row]:
         Rows with actor (its id), class, name and namespace (or ""), state ("starting", "alive", "restarting", "dead"),
         pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead), actor_id (that
         of `runtime_context()`), owner (the NodeID of the node that created it, and decides about its name and its
-        restarts). In a cluster several nodes can have a record of an actor; it is "away" on those that do not run it.
+        restarts), repr (the first 63 bytes of what `repr` returned after its constructor, if its class has a
+        `__repr__`; else ""), job (the number of the one that created it; 0: unknown). In a cluster several nodes can
+        have a record of an actor; it is "away" on those that do not run it.
     """
     names, calls = Names(store), pages.count_tasks(store.client)[1]
+    shown = {row["client"]: row["name"] for row in clients.table(store.client.segment)}
+    here = store.client.segment.session
     found = []
     for index in inspect.actors(store.client):
         info = core_actors.info(store.client, index)
         if info["bare"]:
             continue  # the reservation of a placement group's bundle
-        owner, actor_id = names.id_of(info["object"])
+        plan, objref = names.plan(info["object"]), info["object"][0]
+        owner, actor_id = (here, f"{objref:016x}") if plan is None else plan.id_at(here, objref)
         is_away = info["state"] == core_actors.AWAY
+        pid = None if is_away else info["pid"]
+        its_repr = "" if pid is None else shown.get(info["client"], "")
         found.append(
             {
                 "actor": index, "class": names.actor(index), "name": namespaces_of_actors.split(info["name"])[1],
                 "namespace": namespaces_of_actors.split(info["name"])[0],
-                "state": ACTOR_STATES.get(info["state"], "?"), "pid": None if is_away else info["pid"],
-                "restarts": info["restarts"],
+                "state": ACTOR_STATES.get(info["state"], "?"), "pid": pid, "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
                 "reason": info["reason"], "actor_id": actor_id, "owner": owner,
+                "repr": "" if its_repr == f"worker-{pid}" else its_repr, "job": 0 if plan is None else plan.job,
             }
         )  # fmt: skip
     return found
@@ -267,11 +282,11 @@ def workers(store: Store) -> list[Row]:
 COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (
         "task_id", "name", "state", "pid", "actor", "attempt", "max_retries", "waits_for", "results", "cancelled",
-        "priority",
+        "priority", "given_name", "job",
     ),
     "actors": (
         "actor", "class", "name", "namespace", "state", "pid", "restarts", "max_restarts", "detached", "calls",
-        "reason", "actor_id", "owner",
+        "reason", "actor_id", "owner", "repr", "job",
     ),
     "objects": (
         "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",

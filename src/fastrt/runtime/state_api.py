@@ -17,7 +17,7 @@ from fastrt.cluster.questions import SOCKET
 from fastrt.errors import AttachError
 from fastrt.observe import elsewhere, reading
 from fastrt.observe.elsewhere import NodeRows
-from fastrt.observe.listing import ACTOR_STATES
+from fastrt.observe.listing import ACTOR_STATES, Row
 from fastrt.observe.reading import Rows
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import client as store_client
@@ -25,7 +25,8 @@ from fastrt.store.client import Store
 
 _ANSWER_S = elsewhere.ANSWER_S
 _AWAY, _RESTARTING, _DEAD = (ACTOR_STATES[state] for state in (actors.AWAY, actors.DOWN, actors.DEAD))
-_OF_PROCESS = ("actor", "state", "pid", "calls")  # what the node knows that runs an actor
+_IDS = {"task_id", "results"}
+_OF_PROCESS = ("actor", "state", "pid", "calls", "repr")  # what the node knows that runs an actor
 
 
 def list_tasks(
@@ -42,7 +43,8 @@ def list_tasks(
     Returns:
         A list whose attribute `total` is the number of all that match (None if they were not counted), of a dict for
         each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
-        actor, attempt, max_retries, waits_for, results, cancelled, priority, and node where there are several.
+        actor, attempt, max_retries, waits_for, results, cancelled, priority, given_name (by the option `name`), job,
+        and node where there are several: that which runs the task.
     Raises:
         ValueError: a filter names no column, or there is no such node.
     Source:
@@ -59,8 +61,9 @@ def list_actors(
     Returns:
         A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
         restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), actor_id, owner (the
-        NodeID of the node that created it), and node where there are several: that which runs the actor, or of one that
-        no node runs its owner. With all_nodes=False an actor that another node runs is "away".
+        NodeID of the node that created it), repr (if its class has a `__repr__`), job, and node where there are
+        several: that which runs the actor, or of one that no node runs its owner. With all_nodes=False an actor that
+        another node runs is "away".
     Raises:
         ValueError: a filter names no column, or there is no such node.
     """
@@ -133,6 +136,10 @@ def rows_by_node(
     if node and not wanted:
         there = ", ".join(one["NodeName"] for one in nodes) or "this session is no node of a cluster"
         raise ValueError(f"there is no node {node!r}; there are: {there}")
+    if len(nodes) > 1 and what == "tasks" and filters.get("state") != reading.FAILED:
+        found = _read(store, wanted, what, filters, limit, timeout)
+        copies = elsewhere.forwarded(store.socket_path, [one["NodeID"] for one in nodes], timeout)
+        return each_task_once(found, copies, bool(_IDS & filters.keys()))
     if what != "actors" or not nodes:
         return _read(store, wanted, what, filters, limit, timeout)
     found = each_actor_once(_read(store, nodes, what, {}, 0, timeout))
@@ -182,6 +189,47 @@ def each_actor_once(found: Sequence[NodeRows]) -> list[NodeRows]:
     for node, row in rest.values():
         groups[node].rows.append(row)
     return list(groups.values())
+
+
+def each_task_once(
+    found: Sequence[NodeRows], copies: Mapping[tuple[str, str], tuple[str, str]], by_id: bool
+) -> list[NodeRows]:  # fmt: skip
+    """Leave out tasks that their nodes have forwarded, and give the copies that run their ids.
+
+    Args:
+        found: the rows of nodes.
+        copies: as of `elsewhere.forwarded`.
+        by_id: whether the rows were chosen by ids: the copies have other ones, so forwarded tasks stay, without a pid.
+    """
+    groups = {one.node: replace(one, rows=[]) for one in found}
+    runs = {forwarded: copy for copy, forwarded in copies.items()}
+    for one in found:
+        for row in one.rows:
+            key = there = (one.node, row["results"][0] if row["results"] else "")
+            while key in copies:
+                key = copies[key]
+            if there not in runs:
+                groups[one.node].rows.append(row if key == there else _with_ids(row, int(key[1], 16)))
+            elif by_id and key == there:
+                while there in runs:
+                    there = runs[there]
+                groups.get(there[0], groups[one.node]).rows.append({**row, "pid": None})
+            elif (total := groups[one.node].total) is not None:
+                groups[one.node].total = total - 1
+    return list(groups.values())
+
+
+def _with_ids(row: Row, first: int) -> Row:
+    """The row of a task under the ids of the task that another node has forwarded: those of results, then its own."""
+    ids = [f"{first + k:016x}" for k in range(len(row["results"]) + 1)]
+    return {**row, "results": ids[:-1], "task_id": ids[-1]}
+
+
+def actor_ids(timeout: float = _ANSWER_S) -> dict[tuple[str | None, int], str]:
+    """The ids of all actors by the names of nodes (None: of a session without a cluster) and their numbers there."""
+    store = store_client.require()
+    found = _read(store, _nodes(store), "actors", {}, 0, timeout)
+    return {(one.name or None, row["actor"]): row["actor_id"] for one in found for row in one.rows}
 
 
 def together(found: Sequence[NodeRows], limit: int) -> Rows:

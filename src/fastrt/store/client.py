@@ -85,7 +85,7 @@ class Store:
         self.task_name: Callable[[int], str] = str
         self.function_name: Callable[[int], str] = str  # of a task; with its module
         self.actor_here: int | None = None  # the index of this process's actor
-        self.actor_id = ""  # its id at its creator
+        self.actor_id, self.actor_job = "", 0  # its id at its creator, and the number of the job that created it
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
         self.note: Callable[[Any], object] | None = None  # called with the references that this process creates
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`

@@ -71,11 +71,11 @@ class ObjectRef(handles.Ref, Generic[T]):
         return TaskID.widened(self.hex())
 
     def job_id(self) -> JobID:
-        """Return the id of the job of this process; nil where another engine runs."""
+        """Return the id of the job for which this process works; nil where another engine runs."""
         from fastrt.ids import JobID
 
         owner: Any = self.owner
-        return JobID.nil() if owner is None else JobID.from_int(owner.job)
+        return JobID.nil() if owner is None else JobID.from_int(owner.working_job or owner.job)
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.hex()})"

@@ -139,6 +139,8 @@ def _facts(store: Store) -> dict[str, Any]:
         about = actors.info(client, actor)
         facts |= {"actor_id": store.actor_id, "actor_name": namespaces.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
+        if store.actor_job:  # until a call says better
+            facts["job_id"] = f"{store.actor_job:016x}"
         facts["accelerator_ids"] = _named(store, about["devices"])
         if about["demand"] is not None:
             facts["assigned_resources"] = _demanded(store, handles.acquire(client, *about["demand"]))

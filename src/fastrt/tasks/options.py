@@ -219,6 +219,7 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UnsupportedError: an option of Ray that fastrt has not.
         TypeError: a placement group is none.
+        ArgumentError: a placement group and another strategy are given.
     """
     found = {name: value for name, value in options.items() if name not in OF_RAY[kind]}
     if len(found) == len(options):
@@ -240,6 +241,8 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if group != "default":
         if not isinstance(group, resources.Group):
             raise TypeError(f"placement_group is {group!r}; it must be made by placement_group()")
+        if found.get("scheduling_strategy", "DEFAULT") not in (None, "DEFAULT"):
+            raise ArgumentError("give placement_group or a scheduling_strategy, not both")
         inside = given.get("placement_group_capture_child_tasks", False)
         found["scheduling_strategy"] = group.as_strategy(index, inside)
     return found

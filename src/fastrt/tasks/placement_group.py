@@ -167,7 +167,7 @@ class PlacementGroupSchedulingStrategy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.placement_group, PlacementGroup):
-            raise TypeError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
+            raise ArgumentError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
         if not isinstance(self.placement_group_capture_child_tasks, bool):
             raise TypeError("placement_group_capture_child_tasks must be True or False")
 

@@ -77,7 +77,7 @@ class ActorWorker(Worker):
         self._coroutines: Coroutines | None = None
         self._instance: Any = None
         self.plan: ActorPlan
-        self._name = self._actor_name = ""  # of its class, and its own, once its plan is loaded
+        self._name = self._actor_name = ""  # of its class or its repr, and its own, once its plan is loaded
         self._methods: list[Any] = []
 
     def stop_ordered(self) -> bool:
@@ -189,6 +189,7 @@ class ActorWorker(Worker):
         ):  # of another node. With a job of this node, what it submits would end with the driver
             self._client.adopt_job(self.plan.job)
         _, self._store.actor_id = self.plan.id_at("", about["object"][0])
+        self._store.actor_job = self.plan.job
         self._name = self.plan.name
         set_title(f"fastrt::{self._name}")
         self._actor_name = namespaces.split(about["name"])[1] or str(self.actor)
@@ -206,10 +207,19 @@ class ActorWorker(Worker):
         else:
             instance = cls(*values, **named)
         self._instance = instance
+        self._take_repr()
         self._methods += [bound_method(instance, method.name) for method in self.plan.methods]
         self._client.name_methods([method.name for method in self.plan.methods])
         if trace.enabled(self._client):
             self._write_names()
+
+    def _take_repr(self) -> None:
+        """Use what the class's `__repr__` returns, if it has one, for the actor's output and in lists, as Ray does."""
+        if type(self._instance).__repr__ is object.__repr__:
+            return
+        with contextlib.suppress(Exception):  # of the class's code
+            self._name = repr(self._instance)
+            self._client.rename(self._name)
 
     def _write_names(self) -> None:
         """Write the names of the actor's methods, for a timeline that is drawn after its end."""

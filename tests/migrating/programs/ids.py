@@ -38,6 +38,7 @@ for kind in (ray.ActorID, ray.NodeID, ray.JobID, ray.WorkerID, ray.PlacementGrou
 print("driver:", ray.get_runtime_context().get_task_name(), ray.get_runtime_context().get_actor_id())
 print("lengths:", len(task), len(node), len(own), len(ray.get_runtime_context().get_job_id()), ref.task_id().size())
 print("handle:", repr(member) == f"Actor(Member, {own})", ref.job_id() == ray.get_runtime_context().job_id)
+print("job:", ray.get(ray.remote(lambda: ray.put(1).job_id().hex()).remote()) == ray.get_runtime_context().get_job_id())
 affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 there = who.options(scheduling_strategy=affinity), who.options(label_selector={"ray.io/node-id": node})
 print("placed:", [ray.get(one.remote())[1] == node for one in there], ray.ObjectRef.nil().is_nil())
@@ -84,6 +85,7 @@ ray.kill(member)
 # driver: None None
 # lengths: 48 56 32 8 24
 # handle: True True
+# job: True
 # placed: [True, True] True
 # names: [('Named.names', 'Named.names'), ('a call', 'Named.names')]
 # names: [('inside', 'inside'), ('a task', 'inside')]

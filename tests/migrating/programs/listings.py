@@ -32,6 +32,12 @@ def half(x):
 
 @ray.remote
 class Listed:
+    def __init__(self):
+        self.job = ray.get_runtime_context().get_job_id()
+
+    def __repr__(self):
+        return f"<of job {self.job}>"
+
     def pid(self):
         return os.getpid()
 
@@ -50,6 +56,7 @@ listed = Listed.options(name="listed").remote()
 pid = ray.get(listed.pid.remote())
 (row,) = list_actors(filters=[("class_name", "=", "Listed"), ("state", "=", "ALIVE")])
 print(row.class_name, row.name, row.pid == pid, row["state"], row.actor_id == listed._actor_id.hex())
+print(row.job_id == list_jobs()[0].job_id, row.repr_name == f"<of job {row.job_id}>")
 print(get_actor(row.actor_id).state, get_actor("ff" * 16) is None)
 print(
     list_actors(filters=[("name", "=", "no one")]),
@@ -65,6 +72,8 @@ running = [("state", "=", "RUNNING"), ("name", "=", "Listed.stay")]
 print(until(lambda: len(list_tasks(filters=running)) == 1))
 (task,) = list_tasks(filters=running, detail=True)
 print(task.name, task.type, task.task_id == call.task_id().hex(), task.attempt_number)
+named = listed.pid.options(name="asks").remote()
+print([(task.func_or_class_name, task.job_id == row.job_id) for task in list_tasks(filters=[("name", "=", "asks")])])
 counts = summarize_tasks()["cluster"]["summary"]["Listed.stay"]["state_counts"]
 print(counts["RUNNING"], summarize_actors()["cluster"]["summary"]["Listed"]["state_counts"]["ALIVE"])
 
@@ -84,12 +93,14 @@ ray.util.remove_placement_group(group)
 ray.kill(listed)
 # prints:
 # Listed listed True ALIVE True
+# True True
 # ALIVE True
 # [] False
 # 4.0 True True
 # True ['RUNNING']
 # True
 # Listed.stay ACTOR_TASK True 0
+# [('Listed.pid', True)]
 # 1 1
 # True
 # True

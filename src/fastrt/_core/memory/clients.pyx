@@ -376,6 +376,15 @@ cdef class Client:
         self.ensure()
         self.x.clients[self.x.me].job = job
 
+    def rename(self, str name):
+        """Change this client's name in listings, which may read a part of it meanwhile; at most 63 bytes."""
+        cdef bytes text = name.encode("utf-8", "replace")[:63]
+        cdef size_t j
+        self.ensure()
+        cdef frt_client *slot = self.x.clients + self.x.me
+        for j in range(sizeof(slot.name)):
+            slot.name[j] = text[j] if j < <size_t>len(text) else 0
+
     def name_methods(self, list names):
         """Give the names of the methods whose calls this client runs, for its counts: at most 63 bytes of each."""
         self.ensure()

@@ -103,12 +103,15 @@ cdef object inspect_task(frt_ctx *x, uint32_t t):
     """The row of one task, see `tasks`; None if the record is free or changes meanwhile."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
+    cdef uint32_t extras
     cdef uint64_t word = a64_load_acq(x.task_words + t)
     cdef uint32_t state = frt_word_state(word)
     if state <= <uint32_t>FRT_TASK_RESERVED:
         return None
     frt_task_body(x, t, &body)
-    waits, held = None, False
+    waits, held, policy, extras = None, False, None, frt_task_extras(task.flags)
+    if task.flags & FRT_TASK_POLICY and body.nrefs >= extras:
+        policy = body.refs[body.nrefs - extras].objref, body.refs[body.nrefs - extras].index
     if state == <uint32_t>FRT_TASK_WAITING and task.dep < body.ndeps:
         waits = body.refs[task.dep].objref
     elif state == <uint32_t>FRT_TASK_WAITING:
@@ -121,7 +124,7 @@ cdef object inspect_task(frt_ctx *x, uint32_t t):
         "function": (task.function, task.function_index), "actor": task.actor - 1 if task.actor else None,
         "attempts": task.attempts, "retries": task.retries, "waits_for": waits, "held": held,
         "returns": [body.results[k].objref for k in range(min(body.nreturns, <uint32_t>16))],
-        "cancelled": task_is_cancelled(x, t), "priority": task_priority(x, t),
+        "cancelled": task_is_cancelled(x, t), "priority": task_priority(x, t), "policy": policy, "job": task.job,
     }
     return row if a64_load_acq(x.task_words + t) == word else None
 
@@ -133,7 +136,8 @@ def tasks(Client client):
         A list of dicts: task, id, state (a word), client (that runs it, or None), function (objref and index of its
         object, or objref of the class and the number of the method), actor (index or None), attempts, retries, returns
         (objrefs), waits_for (objref of the argument it waits for, or None), held (whether it waits for resources),
-        cancelled, priority.
+        cancelled, priority, policy (objref and index of the object that describes how it is run, or None), job (its
+        number).
     """
     cdef uint32_t t
     client.ensure()

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastrt._core.repair import pages
-from fastrt._core.tasks import actors
 from fastrt.dashboard.watched import Watched
-from fastrt.observe.listing import Names
+from fastrt.observe import listing
 from fastrt.store.client import Store
 from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.cancel import cancel_record
@@ -39,7 +38,7 @@ def kill(session: Watched, store: Store, body: Mapping[str, Any]) -> str:
     index, name = body.get("actor"), body.get("id")
     if type(index) is not int or not isinstance(name, str):
         raise ValueError("the request names no actor")
-    if Names(store).id_of(actors.info(store.client, index)["object"])[1] != name:
+    if all(row["actor"] != index or row["actor_id"] != name for row in listing.actors(store)):
         return "the actor is gone"
     kill_in(store, index, "it was killed from the dashboard")
     return "killed"

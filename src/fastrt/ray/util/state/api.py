@@ -25,7 +25,7 @@ from fastrt.ray.util.state.common import (
     TaskState,
     WorkerState,
 )
-from fastrt.runtime.state_api import rows_of
+from fastrt.runtime.state_api import actor_ids, rows_of
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.functions import inner_name
@@ -90,10 +90,9 @@ def list_tasks(
     failed: list[dict[str, Any]] = []
     if not states or "FAILED" in states:
         failed = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
-    actors = _rows("actors", timeout) if any(row["actor"] is not None for row in pending) else []
-    ids = {(row.get("node"), row["actor"]): ActorID.widened(row["actor_id"]).hex() for row in actors}
+    ids = actor_ids(timeout) if any(row["actor"] is not None for row in pending) else {}
     job = _only_job()
-    found = [_task(row, ids.get((row.get("node"), row["actor"])), job) for row in pending]
+    found = [_task(row, ids.get((row.get("node"), row["actor"])), job or _job_here(row)) for row in pending]
     return _select(TaskState, [*found, *(_failed(row, job) for row in failed)], filters, limit)
 
 
@@ -254,6 +253,11 @@ def _only_job() -> str | None:
     return JobID.from_int(store.client.working_job).hex() if len(drivers) == len(nodes()) == 1 else None
 
 
+def _job_here(row: dict[str, Any]) -> str | None:
+    """The id of the job of a task of this session alone; nodes of a cluster number the jobs of others differently."""
+    return JobID.from_int(row["job"]).hex() if row["job"] and row.get("node") is None else None
+
+
 def _rows(what: str, timeout: float) -> list[dict[str, Any]]:
     return rows_of(what, limit=0, all_nodes=True, timeout=timeout)
 
@@ -270,7 +274,8 @@ def _actor(row: dict[str, Any]) -> ActorState:
     return ActorState(
         ActorID.widened(row["actor_id"]).hex(), inner_name(row["class"]), state, name=row["name"],
         node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"], death_cause=reason,
-        is_detached=row["detached"], num_restarts=row["restarts"],
+        is_detached=row["detached"], num_restarts=row["restarts"], repr_name=row["repr"],
+        job_id=JobID.from_int(row["job"]).hex() if row["job"] else None,
     )  # fmt: skip
 
 
@@ -280,8 +285,10 @@ def _task(row: dict[str, Any], actor_id: str | None, job_id: str | None) -> Task
     runs = row["pid"] is not None
     name = inner_name(row["name"])
     return TaskState(
-        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, name, state, kind, name,
-        job_id=job_id, actor_id=actor_id, node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, row["given_name"] or name,
+        state, kind, name,
+        job_id=job_id, actor_id=None if actor_id is None else ActorID.widened(actor_id).hex(),
+        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
     )  # fmt: skip
 
 
