@@ -215,7 +215,7 @@ class ActorWorker(Worker):
 
     def _take_repr(self) -> None:
         """Use what the class's `__repr__` returns, if it has one, for the actor's output and in lists, as Ray does."""
-        if type(self._instance).__repr__ is object.__repr__:
+        if getattr(type(self._instance), "__repr__", None) is object.__repr__:
             return
         with contextlib.suppress(Exception):  # of the class's code
             self._name = repr(self._instance)
