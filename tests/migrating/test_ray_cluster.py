@@ -12,7 +12,7 @@ import fastrt
 from fastrt import ray
 from fastrt.errors import UnsupportedError
 from fastrt.ray.cluster_utils import Cluster
-from fastrt.ray.util.state import get_actor, get_task, list_actors, list_nodes, list_tasks
+from fastrt.ray.util.state import get_actor, get_task, list_actors, list_nodes, list_placement_groups, list_tasks
 from fastrt.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -30,6 +30,13 @@ class Where:
     def listed(self):
         return list_actors()
 
+    def reserve(self):
+        self.group = ray.util.placement_group([{"seat": 0.5}], name="far")
+        return ray.get(self.group.ready(), timeout=30).id
+
+    def groups(self):
+        return list_placement_groups()
+
 
 def check_actors(here, there):
     """Each actor is listed once, also one that has records on the node that created it and on the one that runs it."""
@@ -45,6 +52,17 @@ def check_actors(here, there):
     assert row == get_actor(away._actor_id) == list_actors(filters=[("pid", "=", about[0][2])])[0]
     assert [one["class"] for one in fastrt.list_actors(name="away", all_nodes=False, state="away")] == ["Where"]
     assert fastrt.list_actors(pid=about[0][2]) == fastrt.list_actors(name="away")
+
+
+def check_groups(other):
+    """Groups are listed on every node, also those that were made on another one."""
+    actor = Where.options(resources={"seat": 1}).remote()
+    far, near = ray.get(actor.reserve.remote()), ray.util.placement_group([{"CPU": 1}], name="near")
+    for rows in (list_placement_groups(), ray.get(actor.groups.remote())):
+        assert sorted((row.placement_group_id, row.name) for row in rows) == sorted([(far, "far"), (near.id, "near")])
+    (row,) = list_placement_groups(filters=[("name", "=", "far")])
+    assert (row.state, row.nodes, row.bundles[0]["unit_resources"]) == ("CREATED", {0: other.node_id}, {"seat": 0.5})
+    ray.util.remove_placement_group(near)
 
 
 @ray.remote(resources={"seat": 1})
@@ -131,6 +149,7 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
     wanted.append(node.options(scheduling_strategy=placed))
     assert set(ray.get([one.remote() for one in wanted])) == {other.node_id}
     check_actors(head.node_id, other.node_id)
+    check_groups(other)
     check_tasks(other, str(tmp_path / "go on"), wait_until)
     disk = cluster.add_node(num_cpus=0, object_store_memory=64 << 20, resources={"disk": 1})  # no worker, at first
     assert ray.get(node.options(num_cpus=0, resources={"disk": 1}).remote(), timeout=30) == disk.node_id

@@ -22,6 +22,7 @@ from fastrt.store.client import Store
 from fastrt.tasks import packages
 
 LOG, MEMORY, PROCESSES, STACK, STOPS, DEBUG = "log", "memory", "processes", "stack", "stops", "debug"
+GROUPS = "groups"
 ROWS_MAX = 1000  # of one page
 BYTES_MAX = 256 << 10  # of one page
 _TEXT_MAX = 16 << 10  # characters of one text; of a line of the log: 64 KiB
@@ -118,6 +119,15 @@ def _processes(store: Store, filters: dict[str, Any]) -> _Rows:
     return [asdict(process) for process in stacks.processes(store)]
 
 
+def _groups(store: Store, filters: dict[str, Any]) -> _Rows:
+    """The placement groups that were made on this node, with their names."""
+    from fastrt.tasks import placement_group
+
+    _allow(filters)
+    names = placement_group.names_of_groups(store)
+    return [{**row, "name": names.get(group, "")} for group, row in placement_group.groups_of(store).items()]
+
+
 def _stack(store: Store, filters: dict[str, Any]) -> _Rows:
     """The stacks of the threads of one process of this session, as many as a page holds."""
     from fastrt.observe import stacks
@@ -145,7 +155,7 @@ def _debug(store: Store, filters: dict[str, Any]) -> _Rows:
 
 
 _WHOLE: dict[str, Callable[[Store, dict[str, Any]], _Rows]] = {
-    MEMORY: _memory, PROCESSES: _processes, STACK: _stack, STOPS: _stops, DEBUG: _debug,
+    MEMORY: _memory, PROCESSES: _processes, GROUPS: _groups, STACK: _stack, STOPS: _stops, DEBUG: _debug,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from fastrt.cluster.questions import FORWARDED, ROWS_BYTES_MAX, SOCKET, Answer, 
 from fastrt.errors import AttachError, FastrtError
 from fastrt.foreign_text import ForeignTextError, read_json
 from fastrt.node.log_files import LogLine, Page
-from fastrt.observe.answers import DEBUG, LOG, MEMORY, PROCESSES, ROWS_MAX, STACK, STOPS
+from fastrt.observe.answers import DEBUG, GROUPS, LOG, MEMORY, PROCESSES, ROWS_MAX, STACK, STOPS
 from fastrt.observe.debugging import Said, Terminal, Waiting
 from fastrt.observe.listing import Row
 from fastrt.observe.memory import Summary
@@ -34,6 +34,7 @@ _AT_ONCE = 16  # nodes
 _SLACK_S = 2.0  # beyond the answer's time, for this node's uplink
 ONCE = Terminal("", "another question", stays=False)
 _T = TypeVar("_T")
+_BY_BUNDLE = ("bundles", "bundles_to_node_id")  # JSON makes texts of their numbers
 _FORWARDED_TYPES = (bool, str, int, str)
 _LINE_TYPES = (float, bool, int, int, str, int, int, str, str)  # as `answers` writes a line
 
@@ -187,6 +188,22 @@ def read_memory(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> Sum
         ForeignTextError: it sent no summary.
     """
     return Summary.from_rows(_parse(ask(socket_path, node, Question(MEMORY, "{}", "", 0), timeout_s)))
+
+
+def read_groups(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> list[dict[str, Any]]:
+    """Read the placement groups that were made on another node; arguments as for `read_memory`.
+
+    Returns:
+        Rows of `placement_group_table`, with `name`.
+    Raises:
+        NodeSilentError: it did not answer.
+        ForeignTextError: it sent something else.
+    """
+    rows = _parse(ask(socket_path, node, Question(GROUPS, "{}", "", 0), timeout_s))
+    try:
+        return [{**row, **{part: {int(k): v for k, v in row[part].items()} for part in _BY_BUNDLE}} for row in rows]
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise ForeignTextError("an answer of another node holds no placement groups") from None
 
 
 def read_processes(socket_path: str, node: str, timeout_s: float = ANSWER_S) -> list[Process]:

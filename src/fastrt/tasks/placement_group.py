@@ -267,12 +267,32 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
         with contextlib.suppress(NotFoundError):
             table: dict[str, Any] = store.get(_there(store, group, placement_group_table))
             return table
-    rows = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, patient=True).groups
-    found = {row.group: row_of(row) for row in rows}
+    found = groups_of(store)
     if group is None:
         return found
     removed = {"placement_group_id": group.id, "strategy": group.strategy, "state": "REMOVED", "bundles": {}}
     return found.get(group.id, {**removed, "bundles_to_node_id": {}})
+
+
+def groups_of(store: Store) -> dict[str, dict[str, Any]]:
+    """Return the rows of `placement_group_table` for the groups that were made on a node.
+
+    Raises:
+        AttachError: its daemon does not answer.
+    """
+    rows = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, patient=True).groups
+    return {row.group: row_of(row) for row in rows}
+
+
+def names_of_groups(store: Store) -> dict[str, str]:
+    """Return the names of a node's groups that have one, by their ids."""
+    found: dict[str, str] = {}
+    for whole in actors.names(store.client):
+        ref = actors.find(store.client, whole) if whole.startswith(GROUP_NAME) else None
+        if ref is not None:
+            with contextlib.suppress(FastrtError):  # it was removed meanwhile
+                found[store.load(ref).group.id] = whole.removeprefix(GROUP_NAME)
+    return found
 
 
 def get_placement_group(name: str) -> PlacementGroup:

@@ -1,16 +1,15 @@
 """Placement groups under their path in Ray, with the names of Ray's arguments and its ids of nodes."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastrt._core.tasks import actors
-from fastrt.errors import PlacementGroupNotFoundError, UnsupportedError
+from fastrt.errors import FastrtError, UnsupportedError
 from fastrt.ids import NodeID
+from fastrt.observe.elsewhere import of_each, read_groups
 from fastrt.ray.refusals import refuse
+from fastrt.runtime.nodes import nodes_at
 from fastrt.store import client as store_client
 from fastrt.tasks import placement_group as ours
-from fastrt.tasks.actor_handle import GROUP_NAME
 from fastrt.tasks.placement_group import PlacementGroup, get_current_placement_group
 
 __all__ = [
@@ -53,7 +52,9 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Return the state of a group, or of all, as `fastrt.placement_group_table` does, with names and Ray's node ids.
+    """Return the state of a group, or of all of the cluster, with names and Ray's node ids.
+
+    Groups that were made on a node that does not answer in time are left out.
 
     Source:
         The semantics of `ray.util.placement_group_table`.
@@ -61,21 +62,16 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
     found = ours.placement_group_table(placement_group)
     if placement_group is not None:
         return _in_rays_form(found, placement_group.name)
-    names = _names()
-    return {group: _in_rays_form(row, names.get(group, "")) for group, row in found.items()}
+    store = store_client.require()
+    names = ours.names_of_groups(store)
+    table = {group: _in_rays_form(row, names.get(group, "")) for group, row in found.items()}
+    others = [row["NodeID"] for row in nodes_at(store.socket_path) if not row["IsHere"]]
+    for rows in of_each(others, lambda node: read_groups(store.socket_path, node)).values() if others else ():
+        if not isinstance(rows, FastrtError):
+            table |= {row["placement_group_id"]: _in_rays_form(row, row["name"]) for row in rows}
+    return table
 
 
 def _in_rays_form(row: dict[str, Any], name: str) -> dict[str, Any]:
     nodes = {index: NodeID.widened(node).hex() for index, node in row["bundles_to_node_id"].items()}
     return {**row, "name": name, "bundles_to_node_id": nodes}
-
-
-def _names() -> dict[str, str]:
-    """The names of this node's groups that have one, by their ids."""
-    client = store_client.require().client
-    names = [whole.removeprefix(GROUP_NAME) for whole in actors.names(client) if whole.startswith(GROUP_NAME)]
-    found: dict[str, str] = {}
-    for name in names:
-        with contextlib.suppress(PlacementGroupNotFoundError):  # it was removed meanwhile
-            found[ours.get_placement_group(name).id] = name
-    return found

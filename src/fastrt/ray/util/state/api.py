@@ -143,7 +143,7 @@ def list_placement_groups(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[PlacementGroupState]:  # fmt: skip
-    """Return the placement groups that were made on this node; arguments as for `list_actors`."""
+    """Return the placement groups of the cluster; arguments as for `list_actors`."""
     found = [
         PlacementGroupState(
             group, row.get("name", ""), row["state"], strategy=row["strategy"], nodes=row["bundles_to_node_id"],
