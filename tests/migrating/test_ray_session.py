@@ -42,6 +42,13 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
             assert ray.get_runtime_context().get_node_labels()["zone"] == "a"
             assert {"GPU", "TPU", "FURIOSA"} <= set(ray.get_runtime_context().get_accelerator_ids())
             assert ray.nodes()[0]["alive"] and ray.nodes()[0]["NodeManagerAddress"] == context["node_ip_address"]
+            assert ray.nodes()[0].get("NodeManagerPort") is None
+            try:
+                ray.nodes()[0]["NodeManagerPort"]
+            except ray.exceptions.RayError as exc:
+                assert "has no field 'NodeManagerPort' of nodes()" in str(exc), exc
+            else:
+                raise AssertionError("no error")
             from fastrt.ray.util.multiprocessing import Pool
             with Pool(1, ray_address="auto") as pool:
                 assert pool.map(abs, [-1]) == [1]
