@@ -1,5 +1,7 @@
 """A standby head: which head a node connects to, and a cluster whose head is lost and comes back."""
 
+from typing import NamedTuple
+
 import pytest
 
 import fastrt
@@ -12,19 +14,32 @@ from support.cluster import RunningNode
 PATIENCE_S = 40.0
 
 
+def known(node="", own="", **others):
+    """The heads as a node knows them: standbys by the ids of their nodes, which are also their addresses."""
+    heads = Heads("first", node, own)
+    heads.nodes |= {address: one for one, address in others.items()}
+    return heads
+
+
+def asked(heads, now, answers=()):
+    """The heads that a node asks in one round, none of which takes it; `answers`: those that are not in charge."""
+    found = []
+    while not found or heads.address() != "first":
+        found.append(heads.address())
+        heads.failed(now, heads.address() in answers)
+    return found
+
+
 def test_first_head_is_tried_alone_until_it_was_lost_for_some_time():
-    heads = Heads("first")
-    heads.standbys = ["a", "b"]
-    tried = []
-    for now in (10.0, 11.0, 13.5, 14.0, 14.5, 15.0):
-        tried.append(heads.address())
-        heads.failed(now, False)
-    assert tried == ["first", "first", "first", "a", "b", "first"]
+    heads = known(n1="a", n2="b")
+    for now in (10.0, 11.0, 12.9):
+        assert asked(heads, now) == ["first"]
+    assert asked(heads, 13.5) == ["first", "a", "b"]
+    assert asked(heads, 14.0) == ["first", "a", "b"]
 
 
 def test_first_head_that_answers_is_tried_first_again():
-    heads = Heads("first")
-    heads.standbys = ["a"]
+    heads = known(n1="a")
     heads.failed(0.0, False)
     heads.failed(5.0, False)
     assert heads.address() == "a"
@@ -38,15 +53,67 @@ def test_first_head_that_answers_is_tried_first_again():
     assert heads.address() == "first"
 
 
-def test_standby_that_is_not_in_charge_yet_is_not_passed_over():
-    heads = Heads("first")
-    heads.standbys = ["a", "b"]
+def test_node_asks_its_own_standby_last_and_not_while_an_earlier_one_answers():
+    heads = known("n2", "b", n1="a", n3="c")
     heads.failed(0.0, False)
-    for now in (5.0, 6.0):
-        heads.failed(now, False)
-        assert heads.address() == "a"
-        heads.failed(now + 0.5, True)
-        assert heads.address() == "first"
+    assert asked(heads, 5.0) == ["first", "a", "c", "b"]
+    assert asked(heads, 6.0, {"c"}) == ["first", "a", "c", "b"]
+    assert asked(heads, 7.0, {"a"}) == ["first", "a", "c"]
+    assert asked(heads, 8.0) == ["first", "a", "c", "b"]
+
+
+def test_standby_that_is_not_in_charge_does_not_hide_one_that_is():
+    heads = known(n1="a", n2="b")
+    heads.failed(0.0, False)
+    assert asked(heads, 5.0, {"a"}) == ["first", "a", "b"]
+
+
+def test_next_uplink_of_a_node_knows_the_standbys_and_that_the_first_head_is_lost():
+    before = known("n2", "b", n1="a")
+    before.failed(0.0, False)
+    before.failed(3.0, False)
+    assert before.address() == "a"
+    before.joined()
+    after = Heads("first", "n2", "b")
+    after.take(before.known)
+    assert after.known == before.known
+    assert asked(after, 100.0) == ["first", "a", "b"]
+    after.joined()
+    assert not after.known.is_lost
+
+
+class Row(NamedTuple):
+    """What `Heads` reads of a member's report."""
+
+    node: str
+    standby: str
+
+
+def test_standby_is_forgotten_when_the_first_head_has_not_listed_its_node_for_a_minute():
+    heads = known("n2", "b")
+    heads.see(0.0, [Row("n1", "a"), Row("n2", "b"), Row("n3", "")], True)
+    assert heads.standbys == ["a", "b"]
+    heads.see(10.0, [], True)  # the head was restarted
+    heads.see(500.0, [], False)  # a standby is in charge
+    heads.see(69.0, [Row("n2", "b")], True)
+    assert heads.standbys == ["a", "b"]
+    heads.see(71.0, [Row("n2", "b")], True)
+    assert heads.standbys == ["b"]
+
+
+def test_pauses_grow_up_to_a_limit_and_are_short_again_after_an_answer():
+    heads = known(n1="a")
+    pauses = []
+    for now in (0.0, 1.0, 2.0, *range(3, 12)):
+        asked(heads, now)
+        pauses.append(heads.pause_s)
+    assert pauses[:4] == [0.5, 0.5, 0.5, 0.8]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 4.0
+    heads.failed(20.0, False)
+    assert heads.pause_s == 0  # the other heads of a round are asked at once
+    heads.joined()
+    assert heads.pause_s == 0.5
 
 
 def names(node):
@@ -61,26 +128,34 @@ def add(a, b):
 
 def test_standby_takes_over_and_gives_the_cluster_back(runtime_dir, monkeypatch, wait_until, free_port):
     monkeypatch.setenv("FASTRT_TOKEN", new_token())
-    first = RunningNode(runtime_dir, "--head", "--port", str(free_port), "--num-workers", "1", "--name", "one")
-    more = ("--address", first.head, "--num-workers")
-    nodes = [
-        RunningNode(runtime_dir, *more, "1", "--name", "two", "--standby", "--port", "0"),
-        RunningNode(runtime_dir, *more, "0", "--name", "three"),
-    ]
+    of_three = runtime_dir.parent / "three"  # of its own: a driver there uses node three
+    nodes = []
+
+    def start(name, workers, *more, head=f"127.0.0.1:{free_port}", folder=runtime_dir):
+        to = ("--address", head) if head else ("--head", "--port", str(free_port))
+        nodes.append(RunningNode(folder, *to, "--name", name, "--num-workers", workers, *more))
+        return nodes[-1]
+
+    first = start("one", "1", head="")
     try:
+        start("two", "1", "--standby", "--port", str(free_port + 1))
+        three = start("three", "0", folder=of_three)
         wait_until(lambda: all(len(names(node)) == 3 for node in nodes), "all nodes", PATIENCE_S)
         first.kill()
+        nodes.remove(first)
         wait_until(lambda: all(names(node) == ["three", "two"] for node in nodes), "the standby", PATIENCE_S)
-        # Node three has no workers: what it runs was forwarded.
-        with fastrt.init(address=first.head, runtime_dir=runtime_dir):
+        with fastrt.init(address=first.head, runtime_dir=of_three):
+            # Node three has no workers: what it runs was forwarded.
             assert fastrt.get(add.remote(1, 2), timeout=PATIENCE_S) == 3
-        nodes.append(
-            RunningNode(runtime_dir, "--head", "--port", str(free_port), "--num-workers", "0", "--name", "one")
-        )
-        wait_until(lambda: all(len(names(node)) == 3 for node in nodes), "the first head", PATIENCE_S)
+            three.kill_child("fastrt.runtime.uplink")  # the next one has never met the first head
+            assert fastrt.get(add.remote(3, 4), timeout=PATIENCE_S) == 7
+        start("four", "0", head=f"127.0.0.1:{free_port + 1}")
+        start("one", "0", head="")
+        wait_until(lambda: all(len(names(node)) == 4 for node in nodes), "the first head", PATIENCE_S)
     finally:
         said = [node.stop()[1] for node in nodes]
-        sweep_sessions(runtime_dir, runtime_dir.parent / "spill")
+        for folder in (runtime_dir, of_three):
+            sweep_sessions(folder, runtime_dir.parent / "spill")
     assert all("is lost: this node joins" in err for err in said[:2])
     assert not any("Traceback" in err for err in said)
 

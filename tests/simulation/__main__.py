@@ -34,7 +34,7 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     if seed // 32 % 5 == 3 and not args.family:
         family = ("parts", "parted", "late", "relay", "cross")[seed % 5]
     if seed // 32 % 5 == 2 and seed >= 320 and not args.family:  # earlier seeds are known to find mutants
-        family = ("groups", "reserved")[seed % 2]
+        family = ("groups", "reserved", "standby")[seed % 3]
     if family:
         nodes, tasks = (2 if family in ("calm", "breaks", "back", "late") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
         nodes, tasks = (4, 160) if family in ("relay", "chain") else (nodes, tasks + 80 * (family in ("cross", "mesh")))

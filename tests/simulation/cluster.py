@@ -330,7 +330,7 @@ class Cluster:
     def start_head(self) -> None:
         """Start the head; another one ran before, if any."""
         self.head = Process(self.world, "head", "head")
-        self.head.start(partial(head._serve, self.head_address, "", self.access))
+        self.head.start(partial(head._serve, self.head_address, "", "", self.access))
 
     # ---- the end ----
 

@@ -30,7 +30,8 @@ def start_standby(node: Node) -> Process | None:
     if not address:
         return None
     process = Process(node.world, node.host, "standby")
-    process.start(partial(head._serve, address, node.segment.session, node.cluster.access))
+    cluster = node.cluster
+    process.start(partial(head._serve, address, node.segment.session, cluster.head_address, cluster.access))
     return process
 
 
@@ -45,6 +46,7 @@ class Agreeing:
         self._cluster, self._world = cluster, cluster.world
         self._seen: Any = None
         self._since = 0.0
+        self._met: set[str] = set()  # nodes that have been in a cluster with others
 
     def look(self) -> None:
         """Look, and look again later."""
@@ -52,13 +54,17 @@ class Agreeing:
         nodes = [node for node in cluster.nodes if node.alive]
         heads = [cluster.head, *(node.standby for node in nodes)]
         there = [one for one in heads if one is not None and one.alive]
-        seen = [*(node.uplink.slot for node in nodes if node.uplink.process.alive), *map(id, [*nodes, *there])]
+        uplinks = [(node, node.uplink.uplink) for node in nodes if node.uplink.uplink is not None]
+        self._met |= {node.segment.session for node, one in uplinks if len(one._head.members.reports) > 1}
+        # By their ids: the world keeps processes that have ended, and a new uplink can have the slot of the last one.
+        processes = [node.uplink.process for node in nodes if node.uplink.process.alive]
+        seen = [id(one) for one in (*nodes, *there, *processes)]
         seen += [way for way, count in world.network.cuts.items() if count]
         if seen != self._seen or not there:
             self._seen, self._since = seen, world.now
         elif world.now - self._since > AGREE_S and not any(world.network.cuts.values()):
-            if cluster.head is None or not cluster.head.alive:  # an uplink that starts meanwhile knows no standby
-                nodes = [node for node in nodes if node.uplink.uplink._head._heads.standbys]
+            if cluster.head is None or not cluster.head.alive:  # one that has met no node knows no standby of another
+                nodes = [node for node in nodes if node.segment.session in self._met]
             wanted = {node.segment.session for node in nodes}
             for node in nodes:
                 members = set(node.uplink.uplink._head.members.reports)

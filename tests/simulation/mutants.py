@@ -152,11 +152,16 @@ MUTANTS = [
     Mutant("groups: bundles of other nodes take more than there is", "node.admission",
            "        if fits and self.placing.fit_here", "        if self.placing.fit_here"),
     # ---- standby heads ----
-    Mutant("standby: it is never asked", "head_link", "and not is_waiting\n", "and False\n"),
+    Mutant("standby: it is never asked", "head_link",
+           "        if now - self._lost_at < _TAKEOVER_S:\n", "        if True:\n"),
     Mutant("standby: in charge although its own node is not there", "head",
            "return not self._own or bool(self._own_stream)", "return True"),
     Mutant("standby: it stays in charge when the first head is back", "head_link",
-           "until.append(asyncio.create_task(self._earlier_head_is_back()))", "pass"),
+           "until.append(asyncio.create_task(self._other_head_is_in_charge()))", "pass"),
+    Mutant("standby: the next uplink does not know it", "node.kept",
+           "            link.post(self._heads)\n", "            pass\n"),
+    Mutant("standby: it does not look for another one", "head_link",
+           "                if await self._is_in_charge(address)", "                if address == self._heads.first"),
 ]  # fmt: skip
 
 

@@ -228,6 +228,8 @@ class Node:
             self.kept.keep(link, message)
         elif isinstance(message, messages.ReleaseObject):
             self.kept.release(link, message)
+        elif isinstance(message, messages.KnownHeads):
+            self.kept.note_heads(link, message)
         elif isinstance(message, messages.RemoveGroup):
             self.admission.remove_group(message.group)
             self.tend_actors()

@@ -26,7 +26,7 @@ GOOD = {
     "list[list[str]]": [["a"], []],
     "U32 | None": 7, "Parts": {"CPU": -1}, "NodeRow": A_NODE, "list[NodeRow]": [A_NODE, A_NODE],
     "list[HeldObject]": [[5, 6]], "list[KeptObject]": [["n", 5, 6]], "list[ForwardedRecord]": [[1, 2, "n"]],
-    "list[TaskRecord]": [[1, 2]],
+    "list[TaskRecord]": [[1, 2]], "list[StandbyHead]": [["n", "h:1"]],
     "list[DemandRow]": [["task", {"CPU": 1}, "spread", "", False, 3, True]],
     "list[Parts]": [{"CPU": 1}, {}], "dict[str, str]": {"python": "3.11"},
     "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],

@@ -27,6 +27,7 @@ from fastrt.store.messages import (
     Holds,
     KeepObject,
     KeptObject,
+    KnownHeads,
     Message,
     NodeRow,
     ReleaseObject,
@@ -84,6 +85,7 @@ class Orders:
     Attributes:
         ready: set once the daemon has reported this node's resources.
         total, free: parts of this node's resources by name, as the daemon reports them.
+        heads: what this uplink, or the one before it, knows of the heads; None: no news since the node's start.
         ahead: tasks whose arguments should be fetched while they wait for resources.
     """
 
@@ -106,6 +108,7 @@ class Orders:
         self._admitted = 0
         self._kept: dict[tuple[str, int], int] = {}  # what the daemon holds for other nodes: (node, objref) -> entry
         self._holders = Holders()
+        self.heads: KnownHeads | None = None
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
@@ -171,6 +174,11 @@ class Orders:
         if self._kept.pop((node, objref), None) is not None:
             self._daemon.send(ReleaseObject(node, objref))
 
+    def keep_heads(self, heads: KnownHeads) -> None:
+        """Have the daemon hold what the next uplink needs to know of the heads."""
+        self.heads = heads
+        self._daemon.send(heads)
+
     def adopt(self, rows: Iterable[KeptObject]) -> None:
         """Take over what the daemon holds for other nodes since an earlier uplink."""
         self._kept.update({(row.node, row.objref): row.entry for row in rows})
@@ -203,6 +211,8 @@ class Orders:
                 self._daemon.send(holds)
             for (node, objref), entry in self._kept.items():
                 self._daemon.send(KeepObject(node, objref, entry))
+            if self.heads is not None:
+                self._daemon.send(self.heads)
         elif isinstance(message, Forward):
             self._placed_at = time.monotonic()
             for task in message.tasks:
@@ -213,6 +223,8 @@ class Orders:
             self.total, self.free, self._admitted = message.total, message.free, message.admitted
             self._is_waiting, self.ahead = message.is_looking, message.ahead
             self.ready.set()
+        elif isinstance(message, KnownHeads):
+            self.heads = message
         elif type(message) in self._others:
             self._others[type(message)](message)
             return

@@ -38,14 +38,15 @@ class Membership:
         own: the node that this head stands by on; empty: it is the first head of the cluster. A standby head is in
             charge only while its own node is a member, which joins it only while the first head cannot be reached. So
             the nodes of a cluster do not choose different heads, as long as they can reach the same ones.
+        first: with `own`, the address of the first head, which nodes that were given this one's address learn.
     """
 
-    def __init__(self, own: str = "") -> None:
+    def __init__(self, own: str = "", first: str = "") -> None:
         self._own = own
         self._own_stream = 0
         self._has_warned = False
         self._serving: dict[int, asyncio.Task[Any] | None] = {}
-        self._views = Views(os.urandom(16).hex())
+        self._views = Views(os.urandom(16).hex(), first)
         self._streams = 0
         self._contexts: dict[int, Any] = {}
         self._writing: dict[int, asyncio.Task[None]] = {}
@@ -144,21 +145,21 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: listen (address), identity, tls (certificate, key and client_ca, or null), insecure; own: the
-            node, if this is its standby head, else empty.
+            node, if this is its standby head, else empty; first: with `own`, the first head's address, else empty.
     """
     settings = read_object(argument, "the settings of the head", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
-        asyncio.run(_serve(settings["listen"], settings["own"], streams.access_of(settings)))
+        asyncio.run(_serve(settings["listen"], settings["own"], settings["first"], streams.access_of(settings)))
     except FastrtError as exc:
         sys.stderr.write(f"fastrt: the head cannot start: {exc}\n")
         sys.exit(1)
 
 
-async def _serve(listen: str, own: str, access: Access) -> None:
+async def _serve(listen: str, own: str, first: str, access: Access) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    membership = Membership(own)
+    membership = Membership(own, first)
     handlers = {JOIN: membership.join}
     server, address = await streams.serve(listen, access, message_set("node"), handlers, stop, REPORT_BYTES_MAX)
     supervise.announce(address)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -16,54 +17,133 @@ from fastrt.cluster.membership import JOIN
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.views import Change, Members
 from fastrt.errors import FastrtError
+from fastrt.net.address import is_address
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
+from fastrt.store.messages import KnownHeads, StandbyHead
 
 _SET = message_set("node")
 _REPORT_LEAST_S = 0.02  # between two reports; the head requests a longer time
-_AGAIN_S = 0.5  # before another attempt to connect
+_AGAIN_S = 0.5  # before another attempt to connect; longer after each round in which no head answered
+_AGAIN_MOST_S = 4.0
+_GROWTH, _JITTER = 1.6, 0.2  # as gRPC's between two connections
 _TAKEOVER_S = 3.0  # without the first head, before a standby is tried: a head that was killed is back before that
-_PROBE_S = 1.0  # between two attempts of a standby's node to reach the first head again
-_READY_S = 2.0  # for such an attempt
+_ANSWER_S = 3.0  # for a head to answer the node of a standby that is in charge; a connection may take 2 s
+_FORGET_S = 60.0  # a standby whose node is not a member
+_KEPT_MAX = 1000  # standbys of which the next uplink learns: one message
 
 
 class Heads:
     """Chooses the head to connect to: the first one, and standbys while it cannot be reached.
 
+    All nodes ask the standbys in the order of their nodes' ids. A standby is in charge, and takes nodes, once its own
+    node has joined it. So that all choose the same one, a node asks its own standby last, and not while an earlier one
+    answers: that one may be in charge soon.
+
     Args:
         first: the address of the first head.
+        node: the id of this node.
+        own: the address of the standby head on this node; empty: there is none.
 
     Attributes:
-        standbys: addresses of the standby heads, the same and in the same order on all nodes.
+        nodes: the node of each standby head, by the head's address.
     """
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: str, node: str = "", own: str = "") -> None:
         self.first = first
-        self.standbys: list[str] = []
-        self._turn = 0
+        self.nodes = {own: node} if own else {}
+        self._own = own
+        self._absent_at: dict[str, float] = {}  # since when the first head does not list their nodes
+        self._turn = self._rounds = 0
+        self._is_earlier_there = False
         self._lost_at: float | None = None
+
+    @property
+    def standbys(self) -> list[str]:
+        """The addresses of the standby heads, in the same order on all nodes."""
+        return sorted(self.nodes, key=self.nodes.__getitem__)
+
+    @property
+    def known(self) -> KnownHeads:
+        """The heads, for the next uplink of this node."""
+        rows = [StandbyHead(self.nodes[address], address) for address in self.standbys[:_KEPT_MAX]]
+        return KnownHeads(self.first, rows, self._lost_at is not None)
+
+    def take(self, known: KnownHeads) -> None:
+        """Take over what an earlier uplink of this node knew."""
+        self.first = known.first
+        self.nodes |= {row.address: row.node for row in known.standbys}
+        if known.is_lost:  # it was lost for so long already
+            self._lost_at = -math.inf
+
+    def see(self, now: float, members: Iterable[Any], is_first: bool) -> None:
+        """Take the standby heads from the reports of the members of a head.
+
+        A standby is forgotten when the first head has not listed its node for some time. It is not forgotten at once: a
+        head that was restarted does not list a node that has not joined it again yet.
+
+        Args:
+            now: seconds of any clock that does not go back.
+            members: all members of the head.
+            is_first: whether it is the first head.
+        """
+        there = {report.standby: report.node for report in members if report.standby}
+        self.nodes |= there
+        if is_first:
+            gone = [one for one in self.nodes if one not in there and one != self._own]
+            self._absent_at = {one: self._absent_at.get(one, now) for one in gone}
+            for one in gone:
+                if now - self._absent_at[one] > _FORGET_S:
+                    del self.nodes[one], self._absent_at[one]
+
+    def _order(self) -> list[str]:
+        others = [one for one in self.standbys if one not in (self.first, self._own)]
+        return [self.first, *others, *([self._own] if self._own else [])]
 
     def address(self) -> str:
         """Return the address to connect to now."""
-        return [self.first, *self.standbys][self._turn]
+        return self._order()[self._turn]
 
-    def before(self, address: str) -> list[str]:
-        """Return the heads that are asked before the one at an address."""
-        return [self.first, *self.standbys[: self.standbys.index(address)]]
+    def others(self) -> list[str]:
+        """Return all heads but the one on this node."""
+        return [one for one in self._order() if one != self._own]
+
+    def is_earlier(self, address: str) -> bool:
+        """Return whether a head comes before the standby on this node, if there is one."""
+        return address == self.first or (bool(self._own) and self.nodes[address] < self.nodes[self._own])
 
     def joined(self) -> None:
         """Note that the present address answers. When its stream ends, the first head is tried again."""
-        self._turn, self._lost_at = 0, None if self._turn == 0 else self._lost_at
+        self._lost_at = None if self._turn == 0 else self._lost_at
+        self._begin_round()
+        self._rounds = 0
 
     def failed(self, now: float, is_waiting: bool) -> None:
-        """Note that the present address does not answer; `is_waiting`: it is a standby that is not in charge.
-
-        A standby that is not in charge may be soon: the standbys after it must not be asked.
-        """
+        """Note that the present address does not answer; `is_waiting`: it is a standby that is not in charge."""
         self._lost_at = now if self._lost_at is None else self._lost_at
-        is_lost = now - self._lost_at >= _TAKEOVER_S and not is_waiting
-        self._turn = (self._turn + 1) % (1 + len(self.standbys)) if is_lost else 0
+        if now - self._lost_at < _TAKEOVER_S:
+            self._begin_round()
+            return
+        self._is_earlier_there |= is_waiting and self.is_earlier(self.address())
+        self._turn += 1
+        order = self._order()[self._turn :]
+        if not order or (order == [self._own] and self._is_earlier_there):
+            self._begin_round()
+            self._rounds += 1
+
+    def _begin_round(self) -> None:
+        self._turn, self._is_earlier_there = 0, False
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next attempt: longer after each time that no head answered."""
+        return 0.0 if self._turn else backoff_s(self._rounds)
+
+
+def backoff_s(attempts: int) -> float:
+    """Return the pause after so many attempts in vain: it grows as gRPC's between connections."""
+    return min(_AGAIN_S * _GROWTH ** min(attempts, 64), _AGAIN_MOST_S)
 
 
 class HeadLink:
@@ -78,6 +158,7 @@ class HeadLink:
 
     Attributes:
         members: the members as of the last view.
+        on_heads: called with what the next uplink of this node needs to know of the heads, when that has changed.
         announce: called once with the first view; None: it was called, or this process has announced itself already.
     """
 
@@ -85,14 +166,16 @@ class HeadLink:
         self, head: str, access: Access, report: Any, reasons: Reasons, on_change: Callable[[Change], None]
     ) -> None:
         self._heads = Heads(head)
-        self._standbys: dict[str, str] = {}  # their nodes, by address
         self._access = access
         self._report = report
         self._reasons = reasons
         self._on_change = on_change
+        self._known = self._heads.known
+        self._random = random.Random(report.node)  # each node has its own pauses
         self._report_due = asyncio.Event()
         self._starts_looking = asyncio.Event()
         self.members = Members(self._on_invalid)
+        self.on_heads: Callable[[KnownHeads], None] = lambda known: None
         self.announce: Callable[[], None] | None = None
 
     def changed(self) -> None:
@@ -107,67 +190,121 @@ class HeadLink:
             if looking:
                 self._starts_looking.set()
 
-    async def stay_joined(self) -> None:
-        """Join the head, and join it again whenever the stream to it has ended."""
-        if self._report.standby and self.announce is None:  # of an uplink that was restarted: the others wait for it
-            self._standbys[self._report.standby] = self._report.node
-            self._heads.standbys = list(self._standbys)
+    async def stay_joined(self, known: KnownHeads | None) -> None:
+        """Join the head, and join it again whenever the stream to it has ended.
+
+        Args:
+            known: what an earlier uplink of this node knew of the heads.
+        """
+        self._heads = Heads(self._heads.first, self._report.node, self._report.standby)
+        if known is not None:
+            self._heads.take(known)
+        self._known = self._heads.known
         while True:
             address = self._heads.address()
-            channel, call = streams.open_stream(address, self._access, _SET, JOIN)
-            stream = call()
-            reading = asyncio.create_task(self._read(stream, address))
-            until = [reading]
-            if address == self._report.standby:
-                until.append(asyncio.create_task(self._earlier_head_is_back()))
-            reporting = asyncio.create_task(self._send_reports(stream))
-            try:
-                await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
-                if reading.done():
-                    reading.result()
-            except grpc.aio.AioRpcError as exc:
-                if address == self._heads.first and exc.code() is not grpc.StatusCode.UNAVAILABLE:
-                    self._heads.joined()  # it answers
-                else:
-                    self._heads.failed(time.monotonic(), exc.code() is grpc.StatusCode.FAILED_PRECONDITION)
-                if address == self._heads.first:
-                    await self._on_no_head(exc)
-            finally:
-                for task in (*until, reporting):
-                    task.cancel()
-                await channel.close()
-            await asyncio.sleep(_AGAIN_S)
+            error = await self._join(address)
+            if error is not None:
+                await self._failed(address, error)
+            await self._pause(self._heads.pause_s)
 
-    async def _read(self, stream: Any, address: str) -> None:
-        """Apply the views of a stream until it ends."""
+    async def _join(self, address: str) -> grpc.aio.AioRpcError | None:
+        """Be a member of a head until the stream ends; return how it failed.
+
+        Nothing refers to the stream afterwards, not even the traceback of its error: a closed channel connects again,
+        once a second, until its last call is freed.
+        """
+        channel, call = streams.open_stream(address, self._access, _SET, JOIN)
+        stream = call()
+        reading = asyncio.create_task(self._read(stream, address))
+        until: list[asyncio.Task[Any]] = [reading]
+        if address == self._report.standby:
+            until.append(asyncio.create_task(self._other_head_is_in_charge()))
+        reporting = asyncio.create_task(self._send_reports(stream))
+        try:
+            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            for task in (*until, reporting):
+                task.cancel()
+            await channel.close()
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * self._random.uniform(1 - _JITTER, 1 + _JITTER))
+
+    async def _failed(self, address: str, exc: grpc.aio.AioRpcError) -> None:
+        """Choose the next head after the end of a stream."""
+        is_first = address == self._heads.first
+        is_waiting = exc.code() is grpc.StatusCode.FAILED_PRECONDITION  # a standby that is not in charge
+        if is_first and exc.code() is not grpc.StatusCode.UNAVAILABLE and not is_waiting:
+            self._heads.joined()  # it answers
+        else:
+            self._heads.failed(time.monotonic(), is_waiting)
+        if is_first:
+            await self._on_no_head(exc)
+
+    async def _read(self, stream: Any, address: str) -> grpc.aio.AioRpcError | None:
+        """Apply the views of a stream until it ends; return how it failed."""
+        try:
+            await self._apply(stream, address)
+        except grpc.aio.AioRpcError as exc:
+            return exc.with_traceback(None)
+        return None
+
+    async def _apply(self, stream: Any, address: str) -> None:
         is_joined = False
         async for view in stream:
             if not is_joined:
                 is_joined = True
                 self.joined()
                 self._heads.joined()
-                if address != self._heads.first:
+                if address == self._heads.first and is_address(view.first):
+                    self._heads.first = view.first  # this node was given the address of a standby
+                elif address != self._heads.first:
                     self._reasons.report(address, f"the head at {self._heads.first} is lost: this node joins {address}")
             self._on_change(self.members.apply(view))
-            if address == self._heads.first:
-                # None is forgotten: a head that was restarted does not list a node that it cannot reach yet.
-                known = {report.standby: node for node, report in self.members.reports.items() if report.standby}
-                self._standbys |= known
-                self._heads.standbys = sorted(self._standbys, key=self._standbys.__getitem__)
+            if view.node or view.left:  # not only their load has changed
+                self._see(self.members, address)
 
-    async def _earlier_head_is_back(self) -> None:
-        """Wait until the first head or an earlier standby can be reached; this node then ends its standby's turn."""
-        for turn in itertools.count():
-            earlier = self._heads.before(self._report.standby)
-            await asyncio.sleep(_PROBE_S)
-            channel, _ = streams.open_stream(earlier[turn % len(earlier)], self._access, _SET, JOIN)
-            try:
-                await asyncio.wait_for(channel.channel_ready(), _READY_S)
-                return
-            except asyncio.TimeoutError:
-                continue
-            finally:
-                await channel.close()
+    def _see(self, members: Members, address: str) -> None:
+        """Take the standby heads from the members of a head."""
+        self._heads.see(time.monotonic(), members.reports.values(), address == self._heads.first)
+        if self._heads.known != self._known:
+            self._known = self._heads.known
+            self.on_heads(self._known)
+
+    async def _other_head_is_in_charge(self) -> None:
+        """Wait until an earlier head is in charge; this node then ends the turn of its standby.
+
+        Two standbys can be in charge at once, after the network was cut or a node has started without the first head.
+        By the question the other side learns of this standby, so that a later one ends its turn, too.
+        """
+        attempts = 0
+        while True:
+            await self._pause(backoff_s(attempts))
+            attempts += 1
+            for address in self._heads.others():
+                if await self._is_in_charge(address) and self._heads.is_earlier(address):
+                    return
+
+    async def _is_in_charge(self, address: str) -> bool:
+        """Join a head for a moment, and take the standby heads that it knows; return whether it takes nodes."""
+        channel, call = streams.open_stream(address, self._access, _SET, JOIN)
+        try:
+            return await asyncio.wait_for(self._takes_nodes(call(), address), _ANSWER_S)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            await channel.close()
+
+    async def _takes_nodes(self, stream: Any, address: str) -> bool:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.write(self._report)
+            async for view in stream:
+                members = Members(self._on_invalid)
+                members.apply(view)
+                self._see(members, address)
+                return True
+        return False
 
     def joined(self) -> None:
         """Announce this process, unless it has done so."""

@@ -128,6 +128,7 @@ class Uplink:
             messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._head.on_heads = self._orders.keep_heads
         self._tables.kept.on_drop = self._release
         self._tables.lineage.on_store = partial(self._orders.keep, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
@@ -180,7 +181,7 @@ class Uplink:
 
     async def _stay_joined(self) -> None:
         await self._orders.ready.wait()  # a node must not be announced without its resources
-        await self._head.stay_joined()
+        await self._head.stay_joined(self._orders.heads)
 
     def _on_change(self, change: Change) -> None:
         """Take the changes of the head's view."""

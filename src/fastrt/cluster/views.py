@@ -118,10 +118,12 @@ class Views:
 
     Args:
         cluster: the id of this run of the head.
+        first: the address of the first head, if this is a standby, else empty.
     """
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, first: str = "") -> None:
         self.cluster = cluster
+        self.first = first
         self._changes: bytes = _View(cluster=cluster, changes=True).SerializeToString()
         self._members: dict[str, _Row] = {}
         self._by_member: dict[str, _Row] = {}  # in the order in which they joined or changed more than their load
@@ -287,6 +289,8 @@ class Views:
         is_full = version < 0
         left = [] if is_full else [node for node, at in self._left.items() if at > version]
         view = _View(cluster=self.cluster, changes=not is_full, left=left, report_ms=round(1000 * self.report_s))
+        if is_full:
+            view.first = self.first
         parts = [view.SerializeToString()]
         for row in reversed(self._by_member.values()):
             if row.member_at <= version:

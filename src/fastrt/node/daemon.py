@@ -61,7 +61,6 @@ from fastrt.store.messages import (
     Holds,
     Join,
     JoinAgain,
-    KeepObject,
     Leave,
     Left,
     ListDemand,
@@ -76,7 +75,6 @@ from fastrt.store.messages import (
     Ready,
     Reconnect,
     Refused,
-    ReleaseObject,
     RemoteOutput,
     RemoveGroup,
     RequestResources,
@@ -223,8 +221,7 @@ class Daemon:
             SearchEnded: admission.on_search_ended,
             ClusterNodes: self._on_cluster,
             Holds: admission.on_holds,
-            KeepObject: self._kept.keep,
-            ReleaseObject: self._kept.release,
+            **self._kept.handlers,
             RemoteOutput: self._output.on_remote_output,
         }
 

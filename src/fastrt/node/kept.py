@@ -1,8 +1,8 @@
-"""Objects that the daemon holds for the uplink, so that they outlive its process.
+"""Objects, and the list of the heads, that the daemon holds for the uplink, so that they outlive its process.
 
-Most are objects of this node that other nodes hold: the uplink names them on behalf of those nodes. Those under this
-node's own name are records of `cluster.lineage`. If the uplink is killed, the next one gets the list, and the other
-nodes claim what they hold. If the daemon is killed, the uplink sends the list to the next daemon.
+Most objects are those of this node that other nodes hold: the uplink names them on behalf of those nodes. Those under
+this node's own name are records of `cluster.lineage`. If the uplink is killed, the next one gets the list, and the
+other nodes claim what they hold. If the daemon is killed, the uplink sends all of it to the next one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
@@ -17,7 +18,7 @@ from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
 from fastrt.store.join import Link
-from fastrt.store.messages import KeepObject, KeptObject, KeptObjects, ReleaseObject
+from fastrt.store.messages import KeepObject, KeptObject, KeptObjects, KnownHeads, Message, ReleaseObject
 
 _PATIENCE_S = 60.0  # without an uplink: longer than the other nodes wait
 _ROWS_MAX = 5000  # of one message
@@ -74,9 +75,15 @@ class KeptObjectTable:
         self._stand_ins = stand_ins
         self._slot_of = slot_of
         self._refs: dict[tuple[str, int], Ref] = {}
+        self._heads: KnownHeads | None = None
         self._uplink: Link | None = None
         self._since = 0.0  # without an uplink
         stand_ins.on_more = self._hand_over
+
+    @property
+    def handlers(self) -> dict[type[Message], Callable[[Link, Any], None]]:
+        """The method for each message of the uplink about these objects and the heads."""
+        return {KeepObject: self.keep, ReleaseObject: self.release, KnownHeads: self.note_heads}
 
     def keep(self, link: Link, message: KeepObject) -> None:
         """Hold an object that another node holds."""
@@ -87,11 +94,17 @@ class KeptObjectTable:
         """Drop an object that the other node does not hold any more."""
         self._refs.pop((message.node, message.objref), None)
 
+    def note_heads(self, link: Link, message: KnownHeads) -> None:
+        """Hold what the uplink knows of the heads: the first one may be gone when the next uplink starts."""
+        self._heads = message
+
     def connect(self, link: Link) -> None:
-        """Send a new uplink the list of the objects, and pass it the stand-ins."""
+        """Send a new uplink the heads and the list of the objects, and pass it the stand-ins."""
         if link is self._uplink:
             return
         self._uplink = link
+        if self._heads is not None:
+            link.post(self._heads)
         self._hand_over()  # first: the records that are in the list say how to make their values again
         rows = [KeptObject(node, objref, ref.index) for (node, objref), ref in self._refs.items()]
         for at in range(0, len(rows), _ROWS_MAX):

@@ -298,7 +298,7 @@ class Node:
             settings |= {"socket": self._runtime.socket_path, "scheduler": scheduler, "export": list(options.export)}
             settings |= {"workers": options.config.num_workers}
         elif name in ("head", "standby"):
-            settings |= {"own": self.session if name == "standby" else ""}
+            settings |= {"own": self.session, "first": self.head} if name == "standby" else {"own": "", "first": ""}
         else:
             if name == "metrics":
                 settings |= {"socket": self._runtime.socket_path}

@@ -445,6 +445,21 @@ class KeptObjects(Message):
     objects: list[KeptObject]
 
 
+class StandbyHead(NamedTuple):
+    """A node with a standby head, and the head's address."""
+
+    node: str
+    address: str
+
+
+class KnownHeads(Message):
+    """The heads that an uplink knows, for the next one. `is_lost`: the node does not wait for the first head."""
+
+    first: str
+    standbys: list[StandbyHead]
+    is_lost: bool
+
+
 class SearchActor(Message):
     """Search all nodes for the actor of a name. Answered by `SearchEnded` with the same ticket."""
 
