@@ -195,7 +195,8 @@ def test_actor_that_leaves_on_another_node_is_not_built_again(runtime, two):
 
 
 def test_namespace_of_a_driver_holds_on_other_nodes(runtime_dir, nodes, runtime, two, program):
-    """For plain tasks, those with a policy, and actors; this module's own driver is in another one."""
+    """For plain tasks, those with a policy, actors, and names of placement groups; this driver is in another one."""
+    group = fastrt.placement_group([{"CPU": 0.1}], name="shared")
     other = program(
         f"""
         import fastrt
@@ -218,10 +219,15 @@ def test_namespace_of_a_driver_holds_on_other_nodes(runtime_dir, nodes, runtime,
             special = fastrt.remote(scheduling="two", timeout=30, retry_exceptions=[KeyError])(find)
             print(fastrt.get([own.where.remote(), away.where.remote(), away.find.remote()]))
             print(fastrt.get([plain.remote(), special.remote()]), fastrt.list_named_actors())
+            group = fastrt.placement_group([{{"CPU": 0.1}}], name="shared")
+            found = fastrt.remote(scheduling="two")(fastrt.get_placement_group).remote("shared")
+            print(fastrt.get_placement_group("shared") == group == fastrt.get(found))
         """
     )
     said = other.finish()[0].splitlines()
-    assert said == ["['team', 'team', 'team']", "[('team', 'team'), ('team', 'team')] ['own']"]
+    assert said == ["['team', 'team', 'team']", "[('team', 'team'), ('team', 'team')] ['own']", "True"]
+    assert fastrt.get_placement_group("shared") == group
+    fastrt.remove_placement_group(group)
     assert get(fastrt.remote(scheduling="two")(fastrt.get_runtime_context).remote()).namespace == ""
 
 

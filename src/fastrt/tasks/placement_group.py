@@ -32,7 +32,7 @@ from fastrt.store import join, messages
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import functions, runtime_env
+from fastrt.tasks import functions, namespaces, runtime_env
 from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere
 from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector
@@ -185,7 +185,7 @@ def placement_group(
         bundles: the resources of each, all from one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
         strategy: "PACK": on as few nodes as possible, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
             each on another node, or not at all.
-        name: for `get_placement_group`, on every node.
+        name: for `get_placement_group`, on every node; in the namespace of the program, as the names of actors.
         lifetime: "detached": to the end of the session; else it ends with the process that makes it.
         bundle_label_selector: for each bundle, which labels its node must have, as `label_selector=` of a task.
     Raises:
@@ -208,7 +208,7 @@ def placement_group(
         raise ValueError(f"lifetime is {lifetime!r}; it must be 'detached' or None")
     store = store_client.require()
     session = store.client.segment.session
-    if name and find_elsewhere(store, GROUP_NAME + name) is not None:
+    if name and find_elsewhere(store, _stored(name)) is not None:
         raise _taken(name)
     from fastrt.ids import PlacementGroupID  # here: few programs need it
 
@@ -291,12 +291,17 @@ def names_of_groups(store: Store) -> dict[str, str]:
         ref = actors.find(store.client, whole) if whole.startswith(GROUP_NAME) else None
         if ref is not None:
             with contextlib.suppress(FastrtError):  # it was removed meanwhile
-                found[store.load(ref).group.id] = whole.removeprefix(GROUP_NAME)
+                found[store.load(ref).group.id] = namespaces.split(whole.removeprefix(GROUP_NAME))[1]
     return found
 
 
+def _stored(name: str) -> str:
+    """Return a group's name as its record has it: with the namespace of the code that runs here."""
+    return GROUP_NAME + namespaces.stored(name, None)
+
+
 def get_placement_group(name: str) -> PlacementGroup:
-    """Return the group that was made under that name, on any node of the cluster.
+    """Return the group that was made under that name in this namespace, on any node of the cluster.
 
     Raises:
         PlacementGroupNotFoundError: there is none.
@@ -304,7 +309,8 @@ def get_placement_group(name: str) -> PlacementGroup:
         The semantics of `ray.util.get_placement_group`.
     """
     store = store_client.require()
-    ref = actors.find(store.client, GROUP_NAME + name) or find_elsewhere(store, GROUP_NAME + name)
+    whole = _stored(name)
+    ref = actors.find(store.client, whole) or find_elsewhere(store, whole)
     if ref is None:
         raise PlacementGroupNotFoundError(f"no placement group has the name {name!r} in this session")
     found: PlacementGroup = store.get(ref).group
@@ -331,7 +337,7 @@ def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], det
             called = f"placement group {group.name or group.id}"
             plan = ActorPlan(called, group.session, (), None, None, 0, 1, group=group, demand=demand)
             refs.append(store.put_serialized(serialize(plan)))
-            named = GROUP_NAME + group.name if group.name and k == 0 else ""
+            named = _stored(group.name) if group.name and k == 0 else ""
             actor = actors.create(store.client, refs[k], 0, named, -1, detached, demand, True)
             if actor is None:
                 raise _taken(group.name)
