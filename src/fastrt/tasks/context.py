@@ -126,7 +126,7 @@ def _facts(store: Store) -> dict[str, Any]:
     client = store.client
     task, actor = store.task_here(), store.actor_here
     facts: dict[str, Any] = {
-        "job_id": f"{client.job:016x}",
+        "job_id": f"{client.working_job or client.job:016x}",  # a thread of a task is in the task's job
         "node_id": client.segment.session,  # a node has one session, and its name in the cluster
         "worker_id": f"{client.segment.session}{client.index:04x}{client.gen:08x}",
         "task_id": None,

@@ -1,5 +1,7 @@
 """Ids of references, tasks, actors and nodes agree wherever a program reads them."""
 
+import threading
+
 import ray
 
 ray.init(num_cpus=4, ignore_reinit_error=True)
@@ -38,7 +40,18 @@ for kind in (ray.ActorID, ray.NodeID, ray.JobID, ray.WorkerID, ray.PlacementGrou
 print("driver:", ray.get_runtime_context().get_task_name(), ray.get_runtime_context().get_actor_id())
 print("lengths:", len(task), len(node), len(own), len(ray.get_runtime_context().get_job_id()), ref.task_id().size())
 print("handle:", repr(member) == f"Actor(Member, {own})", ref.job_id() == ray.get_runtime_context().job_id)
-print("job:", ray.get(ray.remote(lambda: ray.put(1).job_id().hex()).remote()) == ray.get_runtime_context().get_job_id())
+
+
+@ray.remote
+def jobs():
+    found = [ray.put(1).job_id().hex()]
+    thread = threading.Thread(target=lambda: found.append(ray.get_runtime_context().get_job_id()))
+    thread.start()
+    thread.join()
+    return found
+
+
+print("job:", set(ray.get(jobs.remote())) == {ray.get_runtime_context().get_job_id()})
 affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 there = who.options(scheduling_strategy=affinity), who.options(label_selector={"ray.io/node-id": node})
 print("placed:", [ray.get(one.remote())[1] == node for one in there], ray.ObjectRef.nil().is_nil())
