@@ -275,7 +275,7 @@ class Objects(Model):
         yield from self.release(me)
         another = self.scenario in ("result", "stranger")
         if another and (yield at("pool._refill: FRT_OBJ_RESERVED, x.me"), take_entry, me):
-            yield at(OBJ + "object_seal_new: a64_or_sc"), bit_on, "refs", me
+            yield at(OBJ + "object_seal_new: object_hold_new"), bit_on, "refs", me
             yield at(OBJ + "object_seal_new: a64_store_rel"), seal_new, me
             yield from self.release(me)
 

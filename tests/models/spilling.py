@@ -198,7 +198,7 @@ class Spilling(Model):
         if (yield "ghost: is it mine now", load, "word")[:2] != (RESERVED, me):
             return
         if (yield at(OBJ + "object_room: arena_alloc"), alloc):
-            yield at(OBJ + "object_seal_new: a64_or_sc"), bit_on, "refs", me
+            yield at(OBJ + "object_seal_new: object_hold_new"), bit_on, "refs", me
             yield at(OBJ + "object_seal_new: a64_store_rel"), self.seal_new
 
     def seal_new(self, s: Memory) -> None:

@@ -8,7 +8,7 @@
  *  4. No process touches memory beyond a region's committed mark: fallocate has not reserved it yet.
  *
  * Locks, outermost first. A thread that holds one may take only those to its right:
- *     janitor > slots > actors > functions > links > queue > objects/tasks pool > size class > extent
+ *     janitor > slots > actors > functions > (threads.h) > links > queue > objects/tasks pool > size class > extent
  * `grow` is taken while no other lock is held, or inside `slots` or `actors`; only `extent` is taken inside `grow`.
  * In fields that hold "index + 1", 0 means none.
  */
@@ -460,8 +460,8 @@ typedef struct {
 
 enum { FRT_CLOCK_MONOTONIC = 1, FRT_CLOCK_TSC = 2 };
 
-/* One action of a client, with its start and end. Only that client writes it, with the interpreter's lock held; any
- * process reads it without a lock. If the client dies, the action under way has no end. */
+/* One action of a client, with its start and end. Only that client writes it, one thread at a time; any process reads
+ * it without a lock. If the client dies, the action under way has no end. */
 typedef struct {
     int64_t start, end; /* by the session's trace_clock; end is 0 while the action lasts */
     uint64_t id;              /* of the task, the object or the process */
@@ -540,11 +540,13 @@ typedef struct {
     uint64_t path; /* of the last submitted task, or the value before the first: each task's path is one more */
     uint32_t objects[FRT_MAGAZINE], tasks_free[FRT_MAGAZINE];
     uint32_t *refs_held, *pins_held; /* per entry: this process's counts; a bit is set while its count is above 0 */
+    frt_threads threads;
 } frt_ctx;
 
 static inline uint64_t *frt_state(const frt_ctx *x, uint32_t i) { return x->ctl + (size_t)i * x->stride; }
 
 #include "bits.h"
+#include "threads.h"
 
 /* ---- checks of values that other processes wrote --------------------------------------------------------------
  * A process with a stray pointer can write any number anywhere. So every index, offset and count from the segment is

@@ -84,6 +84,16 @@ static inline void frt_lock_mend(frt_lock *lock) { pthread_mutex_consistent(&loc
 
 static inline void frt_lock_give(frt_lock *lock) { pthread_mutex_unlock(&lock->mutex); }
 
+/* See threads.h. */
+typedef struct frt_threads {
+#ifdef Py_GIL_DISABLED
+    PyMutex mutex;
+    uint64_t thread; /* that has it; 0: none */
+    uint32_t depth, left;
+    struct frt_threads *of; /* the one in use: of the first attachment, whose counts of pins the later ones share */
+#endif
+} frt_threads;
+
 #ifdef FRT_FAILPOINTS
 #define frt_lock_take(lock) FRT_AROUND("take", frt_lock_take(lock))
 #define frt_lock_mend(lock) FRT_AROUND_VOID("mend", frt_lock_mend(lock))

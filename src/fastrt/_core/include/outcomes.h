@@ -16,8 +16,8 @@ enum { FRT_SUCCEEDED = 0, FRT_FAILED, FRT_CANCELLED, FRT_CRASHED, FRT_RETRIED, F
 
 /* How the tasks of one function, or the calls of one method, have ended in the processes that had one slot.
  *
- * Only the slot's client writes its rows, with the interpreter's lock held; when it is dead, the process that recovers
- * it does, under the janitor lock. Rows are never cleared: the slot's next client goes on with them. A reader sums the
+ * Only the slot's client writes its rows, one thread at a time; when it is dead, the process that recovers it does,
+ * under the janitor lock. Rows are never cleared: the slot's next client goes on with them. A reader sums the
  * rows of all slots. Each count is one word {count:40 | mark:24}. The mark names the task that was counted last (its id
  * and its attempt), so one store counts a task and says that it has been counted: recovery reads the dead client's
  * unfinished records and completes or takes back the one count that the death may have cut off. */

@@ -1,7 +1,7 @@
 /* Write records into a client's trace ring. Inline, because a whole task costs about a microsecond.
  *
- * Callers hold the interpreter's lock, so each ring has one writer at a time. While the session does not record, a call
- * costs one read of a word beside the superblock's state, which every core call has just read.
+ * Each ring has one writer at a time: the thread that has the lock of threads.h. While the session does not record, a
+ * call costs one read of a word beside the superblock's state, which every core call has just read.
  */
 #ifndef FRT_TRACE_H
 #define FRT_TRACE_H
@@ -47,13 +47,16 @@ static inline int frt_trace_commit(frt_ctx *x) {
 
 /* Begin a record: its number + 1, or 0 when the session does not record. */
 static inline uint64_t frt_trace_begin(frt_ctx *x, unsigned kind, uint64_t id, uint32_t what, uint32_t actor) {
-    frt_trace_ring *ring;
+    frt_trace_ring *ring = x->traces + x->me;
     frt_trace_record *r;
     uint64_t n;
     uint32_t on = x->sb->trace_on;
     if (__builtin_expect(!on, 1)) return 0;
-    if (x->trace_ready != 1 && (x->trace_ready || !frt_trace_commit(x))) return 0;
-    ring = x->traces + x->me;
+    frt_threads_take(x);
+    if (x->trace_ready != 1 && (x->trace_ready || !frt_trace_commit(x))) {
+        frt_threads_give(x);
+        return 0;
+    }
     n = ring->count;
     r = ring->records + n % FRT_TRACE_RECORDS;
     a_fence_rel(); /* a reader that finds any of the following finds this `count`, and drops the record before it */
@@ -61,6 +64,7 @@ static inline uint64_t frt_trace_begin(frt_ctx *x, unsigned kind, uint64_t id, u
     r->end = 0;
     r->id = id, r->what = what, r->kind = (uint16_t)kind, r->actor = (uint16_t)actor;
     a64_store_rel(&ring->count, n + 1);
+    frt_threads_give(x);
     return n + 1;
 }
 
@@ -69,9 +73,11 @@ static inline void frt_trace_end(frt_ctx *x, uint64_t n) {
     frt_trace_ring *ring;
     if (n == 0) return;
     ring = x->traces + x->me;
+    frt_threads_take(x);
     if (ring->count - n < FRT_TRACE_RECORDS)
         a64_store_rel((uint64_t *)&ring->records[(n - 1) % FRT_TRACE_RECORDS].end,
                       (uint64_t)frt_trace_ticks(x->sb->trace_clock));
+    frt_threads_give(x);
 }
 
 /* Record an event without a duration. */

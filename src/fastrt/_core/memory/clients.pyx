@@ -70,11 +70,20 @@ class ForkedHandle(Exception):
 
 cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
     """A fresh objref: {node:16 | counter:48}, from a private range."""
+    cdef uint64_t number
+    frt_threads_take(x)
     if x.next_objref == x.end_objref:
         x.next_objref = a64_add_rlx(&x.sb.next_objref, 1 << 16)
         x.end_objref = x.next_objref + (1 << 16)
-    x.next_objref += 1
-    return (<uint64_t>x.node << 48) | (x.next_objref - 1)
+    number = x.next_objref
+    x.next_objref = number + 1
+    frt_threads_give(x)
+    return (<uint64_t>x.node << 48) | number
+
+
+cdef uint64_t client_next_objref(frt_ctx *x) noexcept nogil:
+    """A fresh objref that is higher than all that any client has taken by this call."""
+    return (<uint64_t>x.node << 48) | a64_add_rlx(&x.sb.next_objref, 1)
 
 
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
@@ -271,8 +280,8 @@ cdef class Client:
     """
 
     def __cinit__(self, Segment segment, uint32_t index, uint32_t gen, Client former=None):
-        global _epochs
         segment.describe(&self.x)
+        frt_threads_init(&self.x, NULL if former is None else &former.x)
         self.x.refs_held = NULL
         self.x.pins_held = NULL
         self.segment = segment
@@ -295,8 +304,7 @@ cdef class Client:
         self.former = former
         self.x.pins_held = self._private_counts() if former is None else former.x.pins_held
         frt_trace_point(&self.x, FRT_TRACE_PROCESS, self.pid, slot.kind, 0)
-        _epochs += 1
-        self.epoch = _epochs
+        self.epoch = a64_add_rlx(&_epochs, 1) + 1
         guard_add(&self.x)
 
     cdef uint32_t *_private_counts(self) except NULL:

@@ -40,6 +40,12 @@ cdef extern from "layout.h" nogil:
     uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
     uint32_t FRT_CANCEL_FORCE, FRT_CANCEL_ALONE
 
+    bint FRT_NO_GIL
+    void frt_threads_init(frt_ctx *x, frt_ctx *former) noexcept
+    void frt_threads_take(frt_ctx *x) noexcept
+    void frt_threads_give(frt_ctx *x) noexcept
+    bint frt_has_left(const frt_ctx *x) noexcept
+    void frt_set_left(frt_ctx *x) noexcept
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
     uint32_t frt_word_client(uint64_t word) noexcept

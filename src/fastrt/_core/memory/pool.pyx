@@ -167,17 +167,20 @@ cdef int pool_return(frt_ctx *x, bint tasks, const uint32_t *records, uint32_t n
 
 
 cdef int _take(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noexcept nogil:
-    cdef int rc
+    cdef int rc = FRT_OK
+    frt_threads_take(x)
     if kept[0] == 0:
         rc = _refill(x, tasks, magazine, kept)
-        if rc != FRT_OK:
-            return rc
-    kept[0] -= 1
-    return <int>magazine[kept[0]]
+    if rc == FRT_OK:
+        kept[0] -= 1
+        rc = <int>magazine[kept[0]]
+    frt_threads_give(x)
+    return rc
 
 
 cdef void _keep(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept, uint32_t i) noexcept nogil:
     cdef uint32_t k
+    frt_threads_take(x)
     if kept[0] == FRT_MAGAZINE:
         # Return the least recently used half. If that fails (a stuck lock), recovery finds the records by their words.
         pool_return(x, tasks, magazine, BATCH)
@@ -186,6 +189,7 @@ cdef void _keep(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept, uint
             magazine[k] = magazine[k + BATCH]
     magazine[kept[0]] = i
     kept[0] += 1
+    frt_threads_give(x)
 
 
 cdef int pool_take_object(frt_ctx *x) noexcept nogil:
@@ -210,10 +214,13 @@ cdef void pool_keep_task(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef int pool_flush(frt_ctx *x) noexcept nogil:
     """Return every record in the magazines: the client leaves."""
-    cdef int rc = pool_return(x, False, x.objects, x.objects_kept)
+    cdef int rc
+    frt_threads_take(x)
+    rc = pool_return(x, False, x.objects, x.objects_kept)
     if rc == FRT_OK:
         x.objects_kept = 0
         rc = pool_return(x, True, x.tasks_free, x.tasks_kept)
     if rc == FRT_OK:
         x.tasks_kept = 0
+    frt_threads_give(x)
     return rc

@@ -56,11 +56,12 @@ cdef extern from *:
             none = NULL;
             if (__atomic_compare_exchange_n(&frt_guards[k], &none, x, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) break;
         }
-        if (frt_guard_installed) return;
+        if (__atomic_exchange_n(&frt_guard_installed, 1, __ATOMIC_ACQ_REL)) return;
         memset(&ours, 0, sizeof ours);
         ours.sa_sigaction = frt_guard_on_fault;
         ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        frt_guard_installed = sigaction(SIGSEGV, &ours, &frt_guard_before) == 0;
+        if (sigaction(SIGSEGV, &ours, &frt_guard_before) != 0)
+            __atomic_store_n(&frt_guard_installed, 0, __ATOMIC_RELEASE);
     }
 
     static void frt_guard_remove(const frt_ctx *x) {

@@ -65,16 +65,12 @@ def pin_many(Client client, list refs, uint64_t bytes_max, uint64_t total_max):
     return found
 
 
-cdef int _make(frt_ctx *x, int count, const uint64_t *sizes, int *made, char **rooms) noexcept nogil:
-    """Make entries with room for their bytes. Returns how many fit."""
+cdef int _make_room(frt_ctx *x, int count, const uint64_t *sizes, const int *made, char **rooms) noexcept nogil:
+    """Give new entries room for their bytes. Returns how many fit."""
     cdef int k, rc = FRT_OK
     for k in range(count):
-        made[k] = object_new(x)
-        if made[k] < 0:
-            return k
         rooms[k] = object_room(x, made[k], sizes[k], 0, &rc)
         if rooms[k] == NULL:
-            object_discard(x, made[k])
             return k
     return count
 
@@ -102,8 +98,15 @@ def create_many(Client client, list specs):
         raise ValueError(f"{count} values in one call; at most {MANY}")
     for k in range(count):
         sizes[k], kinds[k], errors[k] = specs[k]
+    for k in range(count):
+        entries[k] = object_new(&client.x)
+        if entries[k] < 0:
+            count = k
+            break
     with nogil:  # the store may grow here, and the kernel commits memory at 1 GB/s
-        made = _make(&client.x, count, sizes, entries, rooms)
+        made = _make_room(&client.x, count, sizes, entries, rooms)
+    for k in range(made, count):
+        object_discard(&client.x, entries[k])
     for k in range(made):
         w = Writer.__new__(Writer)
         client.x.entries[entries[k]].kind = kinds[k]

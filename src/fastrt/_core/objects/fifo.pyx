@@ -133,10 +133,12 @@ cdef class Fifo:
     def use(self, bint tail, uint64_t objref, uint32_t index, Pin segment):
         """Fill (`tail`) or drain a segment from now on."""
         self._segment(segment)
+        self._lock()
         if tail:
             self.tail_pin, self.tail_in.objref, self.tail_in.index = segment, objref, index
         else:
             self.head_pin, self.head_in.objref, self.head_in.index = segment, objref, index
+        frt_lock_give(&self.q.lock)
 
     def put(self, value):
         """Put a scalar, or bytes or text.

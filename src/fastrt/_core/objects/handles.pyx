@@ -121,8 +121,10 @@ cdef int ref_use(Client client, Ref ref) except -1:
         raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value is gone")
     if ref.client.usable():
         raise FastrtError(f"{ref!r} belongs to another client of this process")
-    check(object_acquire(&client.x, ref.index, ref.objref, False))
-    ref.client = client
+    with cython.critical_section(ref):
+        if ref.client is not client:  # another thread may have come first
+            check(object_acquire(&client.x, ref.index, ref.objref, False))
+            ref.client = client
     return 0
 
 
@@ -239,13 +241,16 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
         (ready, others): two lists in the order of `refs`; at most `num_returns` in the first.
     """
     cdef frt_ctx *x = &client.x
-    cdef Py_ssize_t n = len(refs)
+    cdef Py_ssize_t n
     cdef Py_ssize_t k
     cdef uint32_t *entries
     cdef int64_t look, deadline, spin
     cdef uint64_t slept
     cdef int rc
     client.ensure()
+    if FRT_NO_GIL:
+        refs = refs[:]  # another thread may change the caller's list now, and not only while we sleep
+    n = len(refs)
     for ref in refs:
         if not isinstance(ref, Ref):
             raise TypeError(f"wait takes a list of ObjectRefs; this one has a {type(ref).__name__}")
@@ -526,6 +531,7 @@ cdef class Writer:
         finally:
             PyBuffer_Release(&view)
 
+    @cython.critical_section
     def seal(self, refs=()):
         """Make the value immutable and visible.
 
@@ -544,6 +550,7 @@ cdef class Writer:
         object_seal_new(&self.client.x, self.index)
         return ref_wrap(self.client, self.index)
 
+    @cython.critical_section
     def seal_in_place(self):
         """Seal a value without contained references, and keep its bytes where they are while this Writer lives.
 
@@ -561,8 +568,7 @@ cdef class Writer:
         if self.task >= 0 or x.entries[self.index].nrefs:
             raise BufferError("only a new value without contained references is sealed in place")
         self.objref = x.entries[self.index].objref
-        x.pins_held[self.index] = 1
-        a64_or_sc(frt_mine(x, self.index, FRT_PINS), x.me_bit)
+        object_hold_new(x, self.index, True)
         self.pinned = True
         return self.seal()
 

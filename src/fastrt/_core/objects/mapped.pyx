@@ -248,6 +248,7 @@ cdef class FileWriter(Writer):
         self._check_open()
         self.out.copy(offset, source)
 
+    @cython.critical_section
     def seal(self, refs=()):
         """Make the value immutable and visible; as `Writer.seal`."""
         cdef frt_ctx *x = &self.client.x
@@ -357,6 +358,7 @@ cdef class FileFill(Fill):
         spill_remove(&self.client.x, self.client.x.entries[self.index].objref)
         Fill._abort(self)
 
+    @cython.critical_section
     def seal(self, refs=()):
         """Make the bytes visible; the value is an ordinary one in a file from now on, and needs its source no more."""
         cdef frt_ctx *x = &self.client.x

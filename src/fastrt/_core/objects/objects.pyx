@@ -4,8 +4,8 @@
 Invariants: a sealed entry's bytes never change while it is held; an entry is alive exactly while a
 ref or pin bit is set or its `counted` word is not zero; each step commits by one store of the state word.
 layout.h ("Life of an entry") explains the order of reads and writes between holders and deleters.
-Each process counts its holds of an entry: the first hold sets this client's bit, the last one clears it. The counts
-are used only with the GIL held, so they need no lock.
+Each process counts its holds of an entry: the first hold sets this client's bit, the last one clears it. A count and
+its bit change together, with the GIL held or under the lock of this process's threads.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -72,17 +72,23 @@ cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal an entry that no other process knows yet, with one reference of this process."""
     cdef uint64_t *state = frt_state(x, i)
-    x.refs_held[i] = 1
-    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
+    object_hold_new(x, i, False)
     a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
+    _drop_if_left(x, i)
 
 
 cdef void object_seal_file(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal an entry as `object_seal_new` does, with its bytes in a file."""
     cdef uint64_t *state = frt_state(x, i)
-    x.refs_held[i] = 1
-    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
+    object_hold_new(x, i, False)
     a64_store_rel(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(a64_load_rlx(state))))  # commit
+    _drop_if_left(x, i)
+
+
+cdef inline void _drop_if_left(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Drop a value that was sealed while another thread has this client leave."""
+    if frt_has_left(x):
+        object_maybe_delete(x, i)
 
 
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -116,10 +122,12 @@ cdef void _seal_pending(frt_ctx *x, uint32_t i, unsigned sealed, unsigned client
     cdef frt_client *me = x.clients + x.me
     if frt_word_state(word) != FRT_OBJ_PENDING:
         return
+    frt_threads_take(x)
     a32_store_rel(&me.sealing, i + 1)  # if this process dies first, recovery notifies the waiters
     a64_store_sc(state, frt_word(sealed, client, frt_word_gen(word)))  # commit
     object_tell(x, i)
     a32_store_rel(&me.sealing, 0)
+    frt_threads_give(x)
     if not frt_any(x, i, FRT_REFS):
         object_maybe_delete(x, i)
 
@@ -181,11 +189,14 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     cdef int what, rc
     if i >= x.objects_max:
         return FRT_STALE
-    if held[0]:
-        if a64_load_rlx(&x.entries[i].objref) != objref:
-            return FRT_STALE
-        held[0] += 1
-        return FRT_OK
+    frt_threads_take(x)
+    if held[0] or frt_has_left(x) and not pin:
+        rc = FRT_STALE
+        if held[0] and a64_load_rlx(&x.entries[i].objref) == objref:
+            held[0] += 1
+            rc = FRT_OK
+        frt_threads_give(x)
+        return rc
     a64_or_sc(bits, x.me_bit)
     word = a64_load_sc(state)
     while frt_word_state(word) == FRT_OBJ_DELETING or pin and frt_word_state(word) == FRT_OBJ_SPILLING:
@@ -203,18 +214,26 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
             rc = FRT_SPILLED if pin else FRT_OK
     if rc == FRT_OK:
         held[0] = 1
-        return FRT_OK
-    a64_and_sc(bits, ~x.me_bit)
-    object_maybe_delete(x, i)  # a deleter may have kept the object because of this bit
+    else:
+        a64_and_sc(bits, ~x.me_bit)
+    frt_threads_give(x)
+    if rc != FRT_OK:
+        object_maybe_delete(x, i)  # a deleter may have kept the object because of this bit
     return rc
 
 
 cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
     """Release one hold of this process; if it was the last hold of all, delete the object."""
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
-    held[0] -= 1
-    if held[0] == 0:
+    cdef bint last = False
+    frt_threads_take(x)
+    if not frt_has_left(x) or held[0]:  # `leave`, in another thread, may have released it already
+        held[0] -= 1
+        last = held[0] == 0
+    if last:
         a64_and_sc(frt_mine(x, i, FRT_PINS if pin else FRT_REFS), ~x.me_bit)
+    frt_threads_give(x)
+    if last:
         object_maybe_delete(x, i)
 
 

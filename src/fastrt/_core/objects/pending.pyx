@@ -4,8 +4,9 @@
 A Watch sleeps in the same futex as every other wait of this process, and is woken through the same bits. The thread
 that adds a reference sets the wait bit itself, so it need not wake the sleeper. A Watch does not poll; the end of a nap
 only covers a waker that was killed between its store and its wake. The table of entries belongs to the waiting thread;
-other threads append to `incoming` with the GIL held, and count the additions.
+other threads append to `incoming` in the Watch's critical section, and count the additions.
 """
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -43,6 +44,7 @@ cdef class Watch:
     def __len__(self):
         return len(self.kept) + len(self.incoming)
 
+    @cython.critical_section
     def add(self, Ref ref, who):
         """Make `wait` return (ref, who) once, when `ref` is ready. Any thread may call this."""
         cdef frt_ctx *x = &self.client.x
@@ -66,6 +68,7 @@ cdef class Watch:
         self.client.ensure()
         return a32_load_sc(&self.client.x.clients[self.client.x.me].wake)
 
+    @cython.critical_section
     def wait(self, double timeout_s, seen=None):
         """Sleep until some references are ready. One thread at a time may call this.
 
@@ -104,6 +107,7 @@ cdef class Watch:
             if rc != FRT_TIMEOUT and rc != FRT_INTERRUPTED:
                 check(rc)
 
+    @cython.critical_section
     def take_all(self):
         """Stop watching: return a list of (ref, who) of all references that are left."""
         kept, self.kept = self.kept + self.incoming, []

@@ -46,11 +46,15 @@ cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int _lock(frt_ctx *x) noexcept nogil:
-    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_LINKS)
+    cdef int rc
+    frt_threads_take(x)  # first, because tasks become ready under this lock, and each is an intent of this client's
+    rc = frt_lock_take(x.locks + FRT_LOCK_LINKS)
     if rc == FRT_LOCK_ORPHANED:
         _rebuild(x)
         frt_lock_mend(x.locks + FRT_LOCK_LINKS)
         return FRT_OK
+    if rc != FRT_OK:
+        frt_threads_give(x)
     return rc
 
 
@@ -62,6 +66,7 @@ cdef void _lock_surely(frt_ctx *x) noexcept nogil:
 
 cdef inline void _unlock(frt_ctx *x) noexcept nogil:
     frt_lock_give(x.locks + FRT_LOCK_LINKS)
+    frt_threads_give(x)
 
 
 cdef int links_touch(frt_ctx *x) noexcept nogil:
@@ -261,12 +266,14 @@ cdef void links_tell_held(frt_ctx *x) noexcept nogil:
 
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
     """Make a task that demands resources, and that this client had claimed, wait for admission again. Returns True."""
+    frt_threads_take(x)
     if x.clients[x.me].task == t + 1:
         x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if this process dies before
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
     links_wait(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
+    frt_threads_give(x)
     return True
 
 

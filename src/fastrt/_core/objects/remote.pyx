@@ -16,6 +16,7 @@ So either it sees the flag cleared, or its swap to RESTORING fails, or `detach` 
 a copy stays remote until `replace` fills it with the value that was made again, or with an error. Only values without
 contained refs are remote.
 """
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 
 import time
@@ -83,6 +84,7 @@ cdef class Fill:
         a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, gen))
         object_maybe_delete(x, self.index)
 
+    @cython.critical_section
     def abort(self):
         """Free the memory; the value stays remote. Nothing may be written into the memory any more."""
         if not self.done:
@@ -107,6 +109,7 @@ cdef class Fill:
         finally:
             PyBuffer_Release(&view)
 
+    @cython.critical_section
     def seal(self, refs=()):
         """Make the bytes visible to those who wait for them."""
         if refs:

@@ -14,12 +14,14 @@ def keep_held(Client client):
     cdef frt_entry *entry
     cdef uint32_t i
     client.ensure()
+    frt_threads_take(x)
     for i in range(frt_objects(x)):
         entry = x.entries + i
         if x.refs_held[i] and entry.flags & (FRT_ENTRY_ERROR | FRT_ENTRY_ACTOR) and \
                 frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED:
             unread_keep(x, i)
             unread_read(x, i)
+    frt_threads_give(x)
 
 
 def mark(Client client, refs):

@@ -18,16 +18,20 @@ cdef extern from "<string.h>" nogil:
 
 cdef extern from *:
     """
+    static inline void *frt_load_pointer(void **at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
     static inline void *frt_swap_pointer(void **at, void *to) { return __atomic_exchange_n(at, to, __ATOMIC_ACQ_REL); }
     static inline int frt_cas_pointer(void **at, void *want, void *to) {
         return __atomic_compare_exchange_n(at, &want, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     }
+    static inline void frt_count_one(uint32_t *at) { __atomic_fetch_add(at, 1, __ATOMIC_RELAXED); }
     static inline uint32_t frt_swap_count(uint32_t *at, uint32_t to) {
         return __atomic_exchange_n(at, to, __ATOMIC_ACQ_REL);
     }
     """
+    void *frt_load_pointer(void **) noexcept nogil
     void *frt_swap_pointer(void **, void *) noexcept nogil
     bint frt_cas_pointer(void **, void *, void *) noexcept nogil
+    void frt_count_one(uint32_t *) noexcept nogil
     uint32_t frt_swap_count(uint32_t *, uint32_t) noexcept nogil
 
 cdef enum:
@@ -44,9 +48,9 @@ cdef struct kept_error:
     char *data
 
 cdef void *_first = NULL
-cdef uint32_t _count = 0
+cdef uint32_t _kept = 0
 cdef uint32_t _dropped = 0
-cdef bint _notified = False
+cdef uint32_t _notified = 0
 cdef object _callback = None
 
 
@@ -76,21 +80,20 @@ cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void _keep(uint64_t objref, uint16_t kind, const char *data, uint64_t nbytes) noexcept nogil:
-    global _count, _dropped
     cdef kept_error *made
     cdef void *before
-    if _count >= KEPT_MAX or nbytes > BYTES_MAX:
-        _dropped += 1
+    if a32_load_rlx(&_kept) >= KEPT_MAX or nbytes > BYTES_MAX:
+        frt_count_one(&_dropped)
         return
     made = <kept_error *>malloc(sizeof(kept_error) + nbytes)
     if made == NULL:
-        _dropped += 1
+        frt_count_one(&_dropped)
         return
     made.objref, made.kind, made.nbytes, made.data = objref, kind, nbytes, <char *>(made + 1)
     memcpy(made.data, data, nbytes)
-    _count += 1
+    frt_count_one(&_kept)
     while True:
-        before = _first
+        before = frt_load_pointer(&_first)
         made.next = <kept_error *>before
         if frt_cas_pointer(&_first, before, made):
             return
@@ -98,14 +101,13 @@ cdef void _keep(uint64_t objref, uint16_t kind, const char *data, uint64_t nbyte
 
 cdef bint unread_waits() noexcept nogil:
     """Whether the list has errors for which the callback has not been called."""
-    return _first != NULL and not _notified
+    return frt_load_pointer(&_first) != NULL and not a32_load_rlx(&_notified)
 
 
 cdef int unread_notify() except -1:
     """Call the callback, once until the list is taken."""
-    global _notified
     if _callback is not None:
-        _notified = True
+        a32_store_rlx(&_notified, 1)
         _callback()
     return 0
 
@@ -123,7 +125,7 @@ def on_unread(callback):
 
 def waits():
     """Whether there are errors to report."""
-    return _first != NULL or _dropped != 0
+    return frt_load_pointer(&_first) != NULL or a32_load_rlx(&_dropped) != 0
 
 
 def take():
@@ -133,13 +135,12 @@ def take():
         (errors, dropped): a list of (objref, kind, bytes), oldest first, and how many more were not kept. The kind
         is the store's encoding, or ACTOR: then the bytes are the text of why an actor could not be built.
     """
-    global _notified, _count
     cdef kept_error *one
     cdef kept_error *following
     cdef list found = []
-    _notified = False
+    a32_store_rlx(&_notified, 0)
     one = <kept_error *>frt_swap_pointer(&_first, NULL)
-    _count = 0
+    a32_store_rlx(&_kept, 0)
     while one != NULL:
         found.append((one.objref, one.kind, one.data[:one.nbytes]))
         following = one.next

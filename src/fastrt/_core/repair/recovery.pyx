@@ -5,8 +5,8 @@ For a client that leaves: it drops its references itself (`leave`), and the daem
 
 Every step is idempotent and the slot is freed last, so the recovering process may be killed, too: the next one sees
 the slot DYING and starts again. Only the pidfd proves that a process is gone; an orphaned lock does not.
-The scans read one dense word array each (32 bytes per object for up to 64 clients). They keep the GIL: threads of
-this process share the client's magazines and its stamp.
+The scans read one dense word array each (32 bytes per object for up to 64 clients). They keep the GIL, where there is
+one: threads of this process share the client's magazines and its stamp.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -113,10 +113,12 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     if x.tasks[t].actor:  # the actor's next process searches the task table for it
         a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
         return FRT_OK
+    frt_threads_take(x)
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # this process may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
     queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
+    frt_threads_give(x)
     return FRT_OK
 
 
@@ -297,11 +299,17 @@ def leave(Client client):
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i
+    cdef bint held
     client.ensure()
     client.closed = client.left = True
+    frt_set_left(x)
     for i in range(frt_objects(x)):
-        if x.refs_held[i]:
+        frt_threads_take(x)
+        held = x.refs_held[i] != 0
+        if held:
             x.refs_held[i] = 1
+        frt_threads_give(x)
+        if held:
             object_release(x, i, False)
     x.clients[x.me].recordings = 0
     trace_settle(x)

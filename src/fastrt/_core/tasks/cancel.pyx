@@ -60,7 +60,7 @@ def listen(Client client):
 def end_for(Client client, uint32_t t, uint64_t id, bint again):
     """End this process because of a task, if it still runs that task.
 
-    Called by another thread of this process. While it holds the interpreter's lock, no task begins or ends here.
+    Called by another thread of this process. While it holds the GIL, or the lock of the threads, no task ends here.
 
     Args:
         id: of the task.
@@ -69,13 +69,16 @@ def end_for(Client client, uint32_t t, uint64_t id, bint again):
         False when this process does not run the task any more.
     """
     cdef frt_ctx *x = &client.x
+    cdef bint mine
     client.ensure()
-    if not task_is_mine(x, t) or x.tasks[t].id != id or x.clients[x.me].task != t + 1:
-        return False
-    if not again:
-        x.tasks[t].flags |= FRT_TASK_LATE
-    frt_end_now()
-    return True
+    frt_threads_take(x)
+    mine = task_is_mine(x, t) and x.tasks[t].id == id and x.clients[x.me].task == t + 1
+    if mine:
+        if not again:
+            x.tasks[t].flags |= FRT_TASK_LATE
+        frt_end_now()
+    frt_threads_give(x)
+    return mine
 
 
 cdef void _on_stop(int number) noexcept nogil:

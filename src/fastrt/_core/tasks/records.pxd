@@ -7,8 +7,9 @@ cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil
 cdef void task_forget(frt_ctx *x, uint32_t t) noexcept nogil
 cdef void task_announce(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_fill(Client client, uint64_t function, uint32_t function_index, uint16_t kind, const char *args,
-                   uint32_t nbytes, list refs, uint32_t nreturns, uint8_t retries, uint8_t flags) except -1
+cdef int task_fill(Client client, uint64_t id, uint64_t function, uint32_t function_index, uint16_t kind,
+                   const char *args, uint32_t nbytes, list refs, uint32_t nreturns, uint8_t retries,
+                   uint8_t flags) except -1
 cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil

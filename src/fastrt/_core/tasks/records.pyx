@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastrt._core.memory.arena cimport arena_alloc, arena_free
-from fastrt._core.memory.clients cimport Client, client_new_objref, client_wake
+from fastrt._core.memory.clients cimport Client, client_wake
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.pool cimport pool_keep_task, pool_take_task
@@ -75,14 +75,14 @@ cdef void task_announce(frt_ctx *x, uint32_t t) noexcept nogil:
     for k in range(x.tasks[t].nreturns):
         i = slots[k].index
         state = frt_state(x, i)
-        x.refs_held[i] = 1
-        a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
+        object_hold_new(x, i, False)
         a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(state))))
 
 
-cdef int task_fill(Client client, uint64_t function, uint32_t function_index, uint16_t kind, const char *args,
-                   uint32_t nbytes, list refs, uint32_t nreturns, uint8_t retries, uint8_t flags) except -1:
-    """Take a record and fill in everything that the task needs, still RESERVED; its index."""
+cdef int task_fill(Client client, uint64_t id, uint64_t function, uint32_t function_index, uint16_t kind,
+                   const char *args, uint32_t nbytes, list refs, uint32_t nreturns, uint8_t retries,
+                   uint8_t flags) except -1:
+    """Take a record and fill in everything that the task `id` needs, still RESERVED; its index."""
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
     cdef frt_refslot *slots
@@ -92,9 +92,11 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
         ref_use(client, ref)
     t = check(task_record(x, nreturns, nrefs, nbytes))
     task = x.tasks + t
-    task.id = client_new_objref(x)
+    task.id = id
+    frt_threads_take(x)
     x.path += 1
     task.path = x.path
+    frt_threads_give(x)
     task.function, task.function_index = function, function_index
     task.job = x.clients[x.me].job
     task.cancelled = 0

@@ -12,7 +12,7 @@ a worker's fast path runs only records without such references and without depen
 """
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.clients cimport Client, client_new_objref, client_next_objref
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_mark
@@ -185,16 +185,16 @@ cdef object _submit(Client client, TaskOptions options, uint16_t kind, const cha
             refs.append(stream)
             flags |= FRT_TASK_STREAM
     if actor != NULL:
-        t = task_fill(client, actor.function, options.method, kind, args, nbytes, refs, nreturns, options.retries,
-                      flags)
+        t = task_fill(client, client_new_objref(x), actor.function, options.method, kind, args, nbytes, refs, nreturns,
+                      options.retries, flags)
         x.tasks[t].caller = <uint16_t>x.me
         a32_store_rel(&x.tasks[t].actor, <uint32_t>(actor - x.actors) + 1)
     else:
         if options.priority:
             t = _fill_ranked(client, options, kind, args, nbytes, refs, flags)
         else:
-            t = task_fill(client, options.target.objref, options.target.index, kind, args, nbytes, refs, nreturns,
-                          options.retries, flags)
+            t = task_fill(client, client_new_objref(x), options.target.objref, options.target.index, kind, args, nbytes,
+                          refs, nreturns, options.retries, flags)
         x.tasks[t].hops = options.hops
     slots = task_slots(x, t)
     # The results' indexes are read before the commit: a fast worker may end the task before we look again.
@@ -217,17 +217,10 @@ cdef int _fill_ranked(Client client, TaskOptions options, uint16_t kind, const c
                       uint8_t flags) except -1:
     """`task_fill` for a task with a priority: its id says its turn, so it is not from a range of this client's."""
     cdef frt_ctx *x = &client.x
-    cdef uint64_t next_objref = x.next_objref
-    cdef uint64_t end_objref = x.end_objref
     cdef uint32_t t
     cdef int rc
-    x.next_objref = a64_add_rlx(&x.sb.next_objref, <uint64_t>options.returns + 1)  # its results take theirs first
-    x.end_objref = x.next_objref + options.returns + 1
-    try:
-        t = task_fill(client, options.target.objref, options.target.index, kind, args, nbytes, refs, options.returns,
-                      options.retries, flags)
-    finally:
-        x.next_objref, x.end_objref = next_objref, end_objref
+    t = task_fill(client, client_next_objref(x), options.target.objref, options.target.index, kind, args, nbytes, refs,
+                  options.returns, options.retries, flags)
     rc = ranked_mark(x, t, options.priority)
     if rc != FRT_OK:
         task_forget(x, t)
@@ -253,6 +246,7 @@ cdef int _commit_task(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
         return rc
     task_announce(x, t)
     x.tasks[t].ndeps = ndeps
+    frt_threads_take(x)
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
                                             frt_word_gen(x.task_words[t])))  # commit
@@ -261,6 +255,7 @@ cdef int _commit_task(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     else:
         queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
+    frt_threads_give(x)
     return FRT_OK
 
 

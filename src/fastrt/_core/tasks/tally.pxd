@@ -1,6 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
-from fastrt._core.memory.layout cimport frt_ctx, frt_tally_add, frt_task
+from fastrt._core.memory.layout cimport frt_ctx, frt_tally_add, frt_task, frt_threads_give, frt_threads_take
 
 cdef extern from *:
     """
@@ -24,7 +24,10 @@ cdef void tally_retried(frt_ctx *x, uint32_t v, uint32_t t) noexcept nogil
 cdef inline void tally_one(frt_ctx *x, uint32_t t, uint32_t outcome) noexcept nogil:
     """Count how a task of this client has ended, or is about to."""
     cdef frt_task *task = x.tasks + t
-    cdef uint64_t *counts = frt_tally_last(x, task)
+    cdef uint64_t *counts
+    frt_threads_take(x)
+    counts = frt_tally_last(x, task)
     if counts == NULL:
         counts = tally_find(x, x.me, t, True)
     frt_tally_add(counts + outcome, frt_tally_mark(task))
+    frt_threads_give(x)

@@ -118,10 +118,13 @@ cdef void tally_settle(frt_ctx *x, uint32_t v, uint32_t t, bint ended) noexcept 
 
 cdef void tally_retried(frt_ctx *x, uint32_t v, uint32_t t) noexcept nogil:
     """Count that another attempt of a task follows, once, in the slot of the client that ran the last one."""
-    cdef uint64_t *count = tally_find(x, v, t, True) + FRT_RETRIED
+    cdef uint64_t *count
     cdef uint32_t mark = frt_tally_mark(x.tasks + t)
+    frt_threads_take(x)
+    count = tally_find(x, v, t, True) + FRT_RETRIED
     if not frt_tally_count(count[0]) or (count[0] & FRT_TALLY_MARK) != mark:
         frt_tally_add(count, mark)
+    frt_threads_give(x)
 
 
 def outcomes(Client client):

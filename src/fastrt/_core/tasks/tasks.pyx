@@ -20,8 +20,7 @@ from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push, queu
 from fastrt._core.memory.wait cimport wait_task
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport *
-from fastrt._core.objects.references cimport (
-    links_hold, links_unwait, task_is_mine, task_result)
+from fastrt._core.objects.references cimport links_hold, links_unwait, task_is_mine, task_result
 from fastrt._core.objects.scalar cimport args_read, scalar_size, scalar_write
 from fastrt._core.tasks.failures cimport failures_mend
 from fastrt._core.tasks.records cimport *
@@ -236,12 +235,14 @@ def finish(Client client, uint32_t t, int outcome=-1):
         outcome = tally_outcome(x, x.me, t)
     elif outcome >= <int>FRT_OUTCOMES:
         raise ValueError(f"{outcome} is no outcome of a task")
+    frt_threads_take(x)
     tally_one(x, t, outcome)
-    if x.tasks[t].attempts > 1 and outcome == <int>x.succeeded:
-        failures_mend(x, x.tasks[t].id)
     if x.clients[x.me].task == t + 1:
         x.clients[x.me].task = 0
         x.clients[x.me].tasks_done += 1
+    frt_threads_give(x)
+    if x.tasks[t].attempts > 1 and outcome == <int>x.succeeded:
+        failures_mend(x, x.tasks[t].id)
     check(task_done(x, t))
 
 
@@ -257,8 +258,7 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     cdef frt_ctx *x = &client.x
     cdef uint16_t kind = 0
     cdef Py_ssize_t n
-    cdef int i
-    cdef int rc = FRT_OK
+    cdef int i, rc = FRT_OK
     cdef char *room
     _check_mine(client, t)
     if x.tasks[t].nreturns != 1:
@@ -276,9 +276,11 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
         check(rc)
     scalar_write(value, kind, room, n)
     x.entries[i].kind = kind
+    frt_threads_take(x)
     x.clients[x.me].task = 0
     x.clients[x.me].tasks_done += 1
     tally_one(x, t, x.succeeded)
+    frt_threads_give(x)
     if x.tasks[t].attempts > 1:
         failures_mend(x, x.tasks[t].id)
     object_seal_pending(x, i)
@@ -325,12 +327,14 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
         return
+    frt_threads_take(x)
     if x.clients[x.me].task == t + 1:  # not for a parked task, when this client runs another one
         x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
     queue_push(x, t, False)
     a32_store_rel(&x.clients[x.me].pushing, 0)
+    frt_threads_give(x)
 
 
 def set_blocked(Client client, uint32_t t, bint blocked):
