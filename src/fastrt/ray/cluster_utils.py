@@ -25,6 +25,7 @@ from fastrt.runtime.nodes import nodes_at
 _START_S = _END_S = 30.0  # for a node to start, and to end in order
 _START = "from fastrt.cli.main import main; main()"
 _START_FOR_US = f"from fastrt.net.supervise import end_with_starter; end_with_starter(); {_START}"
+_DEFAULTS = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 150 << 20}
 _OPTIONS = {
     "num_cpus": "--num-workers", "num_gpus": "--num-gpus", "resources": "--resources", "labels": "--labels",
     "object_store_memory": "--object-store-memory", "memory": "--memory", "node_name": "--name",
@@ -127,17 +128,18 @@ class Cluster:
 
         Args:
             wait: taken for Ray's sake: the node has joined at the return.
-            **node_args: num_cpus, num_gpus, resources, labels, object_store_memory, memory, node_name; other options
-                of Ray's nodes that change no result.
+            **node_args: num_cpus (default, as Ray's: 1), num_gpus (0), object_store_memory (150 MiB), resources,
+                labels, memory, node_name; other options of Ray's nodes that change no result.
         Raises:
             UnsupportedError: another option.
             FastrtError: the node does not start.
         """
         self._started += 1
-        name = node_args.pop("node_name", None) or f"node-{self._started}"
+        given = {option: value for option, value in node_args.items() if value is not None}
+        name = given.pop("node_name", None) or f"node-{self._started}"
         where = ["--head", "--port", "0"] if self.head_node is None else ["--address", self.address]
         code = _START_FOR_US if self._ends_with_us else _START
-        words = [sys.executable, "-c", code, "start", *where, "--name", name, *_words(node_args)]
+        words = [sys.executable, "-c", code, "start", *where, "--name", name, *_words({**_DEFAULTS, **given})]
         runtime_dir = Config.load(num_workers=1, object_store_memory=1 << 26).runtime_dir
         stdin = subprocess.PIPE if self._ends_with_us else subprocess.DEVNULL
         process = subprocess.Popen(words, stdin=stdin, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -213,7 +215,7 @@ def _words(node_args: Mapping[str, Any]) -> list[str]:
     """The options of `fastrt start` for those of a node of Ray."""
     words = []
     for name, value in node_args.items():
-        if value is None or name.startswith("_") or name in _WITHOUT_MEANING or name in session.WITHOUT_MEANING:
+        if name.startswith("_") or name in _WITHOUT_MEANING or name in session.WITHOUT_MEANING:
             continue
         if name not in _OPTIONS:
             raise UnsupportedError(refuse(f"option {name!r} of a node", "it has no such setting"))
