@@ -6,7 +6,7 @@ import pytest
 
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.keys import ActorKey, TaskKey
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
 from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import Demand, demand_of, within
 
@@ -375,7 +375,7 @@ def test_count_is_the_sum_whatever_happens(seed):
             here.placing.moved(key, rng.choice([GONE, HERE, BLOCKED, WAITING]), here.now)
         for order in here.placing.decide(here.now):
             wanted[order.key] = order.demand
-            if order.what == "forward":
+            if order.what == "forward" and rng.random() < 0.8:
                 here.placing.moved(order.key, ELSEWHERE, here.now)
         entries = here.placing._placed
         for name in ("CPU", "gpu"):
@@ -385,6 +385,8 @@ def test_count_is_the_sum_whatever_happens(seed):
                 if entry.place == HERE or (entry.place == BLOCKED and name != "CPU")
             )
             assert used == here.placing.used[name]
+        assert here.placing.tasks_here == sum(entry.place in (HERE, BLOCKED) for entry in entries)
+        assert list(here.placing.ordered.values()) == [entry.key for entry in entries if entry.place == ORDERED]
 
 
 @pytest.mark.parametrize("seed", range(20))

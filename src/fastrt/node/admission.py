@@ -31,7 +31,8 @@ from fastrt.node.cpu_room import CpuRoom, Workers
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.lost_nodes import LostNodes
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
+from fastrt.node.placing import ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
+from fastrt.node.task_moves import TaskMoves
 from fastrt.store import failures
 from fastrt.store.client import Store
 from fastrt.store.join import Link
@@ -104,11 +105,12 @@ class Admission:
     ) -> None:
         self._store = store
         self._client = store.client
-        self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
+        self._say = say
         self._start_actors = start_actors
         self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
         session = self._client.segment.session
         self.placing = Placing(session, total, cluster, labels_of(session, labels))
+        self._moves = TaskMoves(self._client, self.placing, runs_here, is_blocked)
         self.groups = Groups(self.placing)
         self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
@@ -139,9 +141,10 @@ class Admission:
             task = TaskKey(index, id_)
             demand = self._demand(task)
             if demand is not None:
-                (state, client), *_ = self._task_states([task])
-                is_here = self._place_of(state, client) != ELSEWHERE
+                (state, client), *_ = self._moves.states([task])
+                is_here = self._moves.place_of(state, client) != ELSEWHERE
                 self.placing.found(task, demand, admission.devices_of(self._client, index, id_) if is_here else 0)
+                self._moves.add(task)
         wanted = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
@@ -326,7 +329,7 @@ class Admission:
     def _state(self) -> tuple[dict[str, int], int]:
         """Free amounts without regard to tasks without demands, and the number of admitted tasks."""
         used = self.placing.used
-        return {name: parts - used.get(name, 0) for name, parts in self._total().items()}, self.placing.here()
+        return {name: parts - used.get(name, 0) for name, parts in self._total().items()}, self.placing.tasks_here
 
     def _total(self) -> dict[str, int]:
         """The amounts of this node, without the resources that stand for selectors."""
@@ -338,11 +341,8 @@ class Admission:
             return
         now = time.monotonic()
         placing = self.placing
-        placed = placing.placed()
-        tasks = [key for key in placed if isinstance(key, TaskKey)]
-        for task, (state, client) in zip(tasks, self._task_states(tasks), strict=True):
-            placing.moved(task, self._place_of(state, client), now)
-        others = [key for key in placed if not isinstance(key, TaskKey)]
+        self._moves.report(now)
+        others = list(placing.placed_actors.values())
         states = actors.states(self._client, [pair_of(key) for key in others])
         for key, state in zip(others, states, strict=True):
             placing.moved(key, _PLACES[state], now)
@@ -377,6 +377,8 @@ class Admission:
         done = True
         for order in orders:
             key = order.key
+            if isinstance(key, TaskKey) and order.what in ("admit", "forward"):
+                self._moves.add(key)
             if order.what == "forward":
                 forward.append(order)
             elif not isinstance(key, TaskKey) and self._place_of_actor(key) == GONE:
@@ -408,7 +410,7 @@ class Admission:
 
     def _lingering(self) -> list[tuple[int, int]]:
         """The devices, and parts of each, of processes that have not ended although their task or actor has."""
-        running = {key for key in self.placing.placed() if self.placing.devices.of(key)}
+        running = self.placing.devices.holders()
         tasks = {key.id for key in running if isinstance(key, TaskKey)}
         others = {key.gen << 32 | key.record for key in running if isinstance(key, ActorKey)}
         return [
@@ -444,18 +446,14 @@ class Admission:
         waiting = self.placing.waiting()
         self._drop_gone([key for key in waiting if not isinstance(key, TaskKey)], now)
         tasks = [key for key in waiting if isinstance(key, TaskKey)]
-        for task, (state, _) in zip(tasks, self._task_states(tasks), strict=True):
+        for task, (state, _) in zip(tasks, self._moves.states(tasks), strict=True):
             if state == admission.GONE:
                 self.placing.moved(task, GONE, now)
+        self._moves.look_for_lost_orders()
         promised = list(self._promised)
-        for task, (state, _) in zip(promised, self._task_states(promised), strict=True):
+        for task, (state, _) in zip(promised, self._moves.states(promised), strict=True):
             if state == admission.GONE:
                 del self._promised[task]
-
-    def _task_states(self, tasks: list[TaskKey]) -> list[tuple[int, int]]:
-        """The state of each task, and the client that has claimed it."""
-        found: list[tuple[int, int]] = admission.states(self._client, [pair_of(task) for task in tasks])
-        return found
 
     def on_actor_ended(self, actor: int) -> None:
         """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
@@ -469,15 +467,6 @@ class Admission:
         for key in waiting:
             if self._place_of_actor(key) == GONE:
                 self.placing.moved(key, GONE, now)
-
-    def _place_of(self, state: int, client: int) -> int:
-        if state == admission.GONE:
-            return GONE
-        if state == admission.WAITING:
-            return WAITING
-        if state != admission.QUEUED and not self._runs_here(client):
-            return ELSEWHERE
-        return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
     def _place_of_actor(self, key: ActorKey | BundleKey) -> int:
         return _PLACES[actors.states(self._client, [pair_of(key)])[0]]

@@ -118,7 +118,7 @@ class CpuRoom:
             running = self._running()
             idle = [worker for worker in able if worker not in running]
             busy = [worker for worker in able if worker in running]
-            demands = self._placing.here() - len(self._wide) - sum(own is None for own in running.values())
+            demands = self._placing.tasks_here - len(self._wide) - sum(own is None for own in running.values())
             free = min(len(idle), max(0, count - len(busy), demands if count else 0))
             for workers, left in ((idle, free), (busy, max(0, count - free))):
                 workers.sort(key=lambda worker: worker not in before)

@@ -74,6 +74,10 @@ class Devices:
         """The bits of the devices that a task, an actor or a bundle has."""
         return self._holds[key][1] if key in self._holds else 0
 
+    def holders(self) -> list[Key]:
+        """The tasks, actors and bundles that have devices."""
+        return [key for key, (_, devices) in self._holds.items() if devices]
+
     def linger(self, held: Iterable[tuple[int, int]]) -> bool:
         """Take the (devices, parts) of all processes whose task or actor has ended; whether any device became free."""
         before, self._lingering = self._lingering, Counter()

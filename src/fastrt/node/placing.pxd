@@ -44,9 +44,11 @@ cdef class Placing:
     cdef public bint can_grow
     cdef public bint has_uplink
     cdef public OtherNodes _others
-    cdef public dict _bundles
     cdef public dict _entries
     cdef public dict _placed
+    cdef public dict placed_actors
+    cdef public dict ordered
+    cdef public int64_t tasks_here
     cdef public dict _lines
     cdef public set _gone_groups
     cdef public set pending_groups

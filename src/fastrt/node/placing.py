@@ -90,6 +90,8 @@ class Placing:
         stirred_groups: placement groups with a bundle that has moved, in order; `groups` takes them out.
         changes, growth: how often free resources have changed, and how often they may have grown.
         waiting_actors: generations of the waiting actors and bundles, by the index of their record.
+        placed_actors, ordered: actors and bundles that do not wait, and all that the uplink is to forward.
+        tasks_here: how many tasks are admitted here.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: sizes of large objects that other nodes have copies of, by object number and node.
         devices: those of the node.
@@ -107,15 +109,16 @@ class Placing:
         self._has_devices = self.devices.count > 0
         self.can_grow, self.has_uplink = can_grow, False
         self._others = OtherNodes(node)
-        self._bundles: dict[_Entry, None] = {}  # the bundles among `_placed`
         self._entries: dict[Key, _Entry] = {}
         self._placed: dict[_Entry, Key] = {}  # all that do not wait
+        self.placed_actors: dict[_Entry, Key] = {}
+        self.ordered: dict[_Entry, Key] = {}
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
         self.stirred_groups: dict[str, None] = {}
-        self.changes = self.growth = 0
+        self.changes = self.growth = self.tasks_here = 0
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
@@ -214,6 +217,7 @@ class Placing:
         elif place == ELSEWHERE:
             if entry.place == ORDERED:
                 entry.place = ELSEWHERE
+                del self.ordered[entry]
             else:
                 self._leave(entry, WAITING)  # the uplink took it from the queue, and will return it
         else:
@@ -235,12 +239,12 @@ class Placing:
         self._others.see(views, left)
         self.changes += 1
         self.growth += 1
-        for entry in self._bundles:
+        for entry in self.placed_actors:
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry)
         if left == [] and not [view for view in views if not view.total]:
             return
-        for entry in [entry for entry in self._placed if entry.place == ORDERED]:
+        for entry in list(self.ordered):
             if entry.node not in self.views or not self.views[entry.node].total:  # it has left, or is about to
                 self.wait(entry.key, entry.demand, entry.since)
         self._others.drop_gone({entry.node for entry in self._placed})  # some take no resources there
@@ -275,7 +279,7 @@ class Placing:
         return len(taken) == len(demands)
 
     def placed(self) -> list[Key]:
-        """The tasks whose moves the caller should report by `moved`."""
+        """The tasks, actors and bundles whose moves the caller should report by `moved`."""
         return list(self._placed.values())
 
     def demand(self) -> list[DemandRow]:
@@ -317,10 +321,6 @@ class Placing:
     def is_looking(self) -> bool:
         """Whether something waits that other nodes may have resources for; right after `decide`."""
         return bool(self._lines or self.waiting_actors)
-
-    def here(self) -> int:
-        """How many tasks are admitted here."""
-        return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed)
 
     def place_of(self, key: Key) -> int:
         """Where a task, actor or bundle is by the last report."""
@@ -508,6 +508,7 @@ class Placing:
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._keep(entry)
+        self.ordered[entry] = entry.key
         self._stop_waiting(entry)
         self._stir(entry)
         entry.there = self._others.at(node)
@@ -520,6 +521,7 @@ class Placing:
             self.devices.take(entry.key, entry.demand, devices)
         entry.place, entry.node = place, self.node
         self._keep(entry)
+        self.tasks_here += entry.workers
         self._spread_here += entry.is_spread
         self._count(entry, 1)
         self._stop_waiting(entry)
@@ -533,9 +535,11 @@ class Placing:
             self.growth += 1
         if entry.place in (ORDERED, ELSEWHERE):
             self._others.charge(entry.there, entry.amounts, -1, entry.is_spread)
+            self.ordered.pop(entry, None)
         else:
             if entry.place != WAITING:
                 self._spread_here -= entry.is_spread
+                self.tasks_here -= entry.workers
             if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
@@ -543,14 +547,14 @@ class Placing:
             self.devices.give(entry.key)
         entry.place = place
         self._placed.pop(entry, None)
-        if entry.is_bundle:
-            self._bundles.pop(entry, None)
+        if not entry.workers:
+            self.placed_actors.pop(entry, None)
         self._stir(entry)
 
     def _keep(self, entry: _Entry) -> None:
         self._placed[entry] = entry.key
-        if entry.is_bundle:
-            self._bundles[entry] = None
+        if not entry.workers:
+            self.placed_actors[entry] = entry.key
 
     def _stir(self, entry: _Entry) -> None:
         if entry.is_bundle:
