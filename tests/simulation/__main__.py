@@ -22,6 +22,7 @@ RETRIED = ("uplinks", "wide", "relay", "parted", "small", "chain")  # families
 
 def _plan(args: argparse.Namespace, seed: int) -> Any:
     from .cluster import Plan
+    from .families import MIXTURE
 
     skip = frozenset(map(int, filter(None, args.skip.split(","))))
     if not args.mixed:
@@ -34,7 +35,10 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     if seed // 32 % 5 == 3 and not args.family:
         family = ("parts", "parted", "late", "relay", "cross")[seed % 5]
     if seed // 32 % 5 == 2 and seed >= 320 and not args.family:  # earlier seeds are known to find mutants
-        family = ("groups", "reserved", "standby")[seed % 3]
+        family = ("groups", "reserved", "standby", "named", "daemons", "crowds", MIXTURE)[seed % 7]
+    if family == MIXTURE:
+        nodes, tasks, faults = 2 + seed % 3, (40, 80, 160)[seed // 3 % 3], (2, 6, 12)[seed // 9 % 3]
+        return Plan(seed, nodes, tasks, 2 + seed % 3, faults, seed % 2 == 1, seed % 4 > 1, skip, family)
     if family:
         nodes, tasks = (2 if family in ("calm", "breaks", "back", "late") else 3) + seed % 3, (40, 80)[seed // 3 % 2]
         nodes, tasks = (4, 160) if family in ("relay", "chain") else (nodes, tasks + 80 * (family in ("cross", "mesh")))
@@ -42,9 +46,9 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
                   "actors": 6, "streams": 8, "both": 8, "still": 0,
                   "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12,
                   "small": 8, "chain": 3, "mesh": 12, "groups": 6, "reserved": 1,
-                  "standby": 5}[family]  # fmt: skip
+                  "standby": 5, "daemons": 8, "crowds": 6, "stops": 4, "named": 6 * (seed % 4 > 1)}[family]  # fmt: skip
         retries = family in RETRIED or (family == "breaks" and seed % 2 == 0) or (family == "mesh" and seed % 4 != 3)
-        machines = family in ("losses", "both", "parts", "cross", "groups", "standby")
+        machines = family in ("losses", "both", "parts", "cross", "groups", "standby", "named") and bool(faults)
         drivers = 2 + seed % 2 + 2 * (family in ("herd", "back", "late", "relay"))
         return Plan(seed, nodes, tasks, drivers, faults, machines, retries, skip, family)
     nodes, machines = (3, 4, 2, 5)[seed % 4], seed % 4 == 3

@@ -13,7 +13,7 @@ The invariants, checked at each read and at the end:
 - whenever nothing is on its way between two nodes, they agree (`invariants`);
 - calls of one caller begin in their order in each process of an actor, and not more often than their retries allow;
 - each item of a generator goes to one reader, a reader gets them in order, and the only reader gets all of them;
-- actors without handles end, and so do generators without readers;
+- actors without handles end, and so do generators without readers; names of actors are found, and free (`naming`);
 - the messages between the nodes stay in proportion to the tasks.
 """
 
@@ -48,11 +48,12 @@ from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
 
 from . import invariants
-from .families import FAMILIES
+from .families import family_of
 from .faults import BEGIN_S, Faults
 from .heads import Agreeing
 from .items import ItemsRead
 from .links import Native, Puller, SimWaiter
+from .naming import Naming
 from .network import Network
 from .node import PARTS_ARE_LOST, Node
 from .program import VALUE, Program
@@ -108,7 +109,7 @@ class Cluster:
         rng = random.Random(plan.seed ^ 0x5EED)
         self.may_lose = plan.machines
         self.access = SimpleNamespace(identity=SimpleNamespace(why_refused=lambda *args: None), insecure=True, tls=None)
-        family = FAMILIES[plan.family]
+        family = family_of(plan.family, plan.seed, plan.machines)
         self.family = family
         retries = -1 if plan.retries else family.retries
         self.program = Program(rng, plan.drivers, plan.tasks, retries, family.shape)
@@ -124,6 +125,7 @@ class Cluster:
         self.reads = 0
         self.calls: dict[tuple[int, int], int] = {}  # how often each has begun
         self.reserving = Reserving(self)
+        self.naming = Naming(self)
         self.calm_at = 0.0  # all faults have ended then
         self.items = ItemsRead(self.program, self.world.violation)
         self._callers = 0
@@ -146,7 +148,7 @@ class Cluster:
         """Check a value that was read."""
         self.reads += 1
         program = self.program
-        if isinstance(value, ActorPlan) and value.name == key:
+        if isinstance(value, ActorPlan) and program.is_of(value.name, key):
             return
         if value == key and not program.sizes[key] and not program.contents[key]:
             return
@@ -222,6 +224,8 @@ class Cluster:
             return False
         killed = re.findall(r"kill the uplink of (\w+)", faults)
         is_again = len(set(killed)) < len(killed) or "receiver" in faults
+        if set(killed) & set(re.findall(r"kill the daemon of (\w+)", faults)):
+            return False  # what the uplink held is with the daemon until the next uplink has it
         return "cut" not in faults or not is_again
 
     def check_hops(self, number: int, hops: int) -> None:
@@ -401,6 +405,7 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (lineage.Lineage, "remember", remember_noted),
         (lineage.Lineage, "_run_again", run_again_noted),
         (uplink.Exchange, "close", invariants.close_noted(cluster.world.violation)),
+        (uplink.Exchange, "_on_release", invariants.release_noted(cluster.world.violation)),
         (remote_values.RemoteValues, "give_up", invariants.give_up_noted(cluster.world.violation)),
         (value_traffic.ValueTraffic, "send", invariants.send_noted(cluster.world.violation)),
     ]

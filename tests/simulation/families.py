@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from fastrt.cluster import uplink
 
@@ -70,6 +72,18 @@ FAMILIES = {
     # Actors on all nodes, whose handles are passed on; calls in order.
     "actors": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.45, kill=0.06,
                            kids=(0, 0, 1, 2)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
+    # Daemons are killed, also together with what they know, and while they start and place.
+    "daemons": Family(Shape(LARGE, 2, 0.5, (0, 0, 1, 2), (0.001, 0.05, 0.3), 0.15, (0.01, 0.2, 0.8), actors=0.3,
+                            kill=0.05, cpus=(0, 0, 0.5, 1)),
+                      ("kill_daemon", "kill_daemon", "kill_daemon", "kill_uplink", "kill_worker", "kill_actor", "break",
+                       "cut", "drop_copies"), (0.1, 0.02), (4.0, 0.1)),
+    # Actors that run several calls at once, some of which are cancelled, wait for others, or are generators.
+    "crowds": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2), actors=0.7, kill=0.05,
+                           concurrent=0.8, streams=0.15, kids=(0, 0, 1)), _OF_ACTORS, (0.1, 0.02), (4.0, 0.1)),
+    # Few names for the actors of all drivers; half of the seeds are without faults.
+    "named": Family(Shape(pinned=0.3, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), actors=0.6, kill=0.15,
+                          named=0.6, forget=0.1, kids=(0, 0, 1)), (*_OF_ACTORS, "lose_guest"), (0.1, 0.02),
+                    (4.0, 0.1)),
     # Generators, read on the node that submits them and on others, to the end or not.
     "streams": Family(Shape(pinned=0.5, durations=(0.0005, 0.01, 0.1), burst_s=(0.01, 0.2, 0.8), streams=0.5,
                             kids=(0, 0, 1)), ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut",
@@ -116,9 +130,45 @@ FAMILIES = {
     # Tasks submit tasks on further nodes, so that one value comes to a node in several ways, and the first nodes end.
     "chain": Family(Shape(LARGE, 2, 0.8, (1, 1, 2), (0.001, 0.05, 0.5), 0.2, (0.01, 0.1), (1,), forget=0.1, depth=4),
                     ("drop_copies", "slow"), (0.1, 0.02), (4.0,), (1e6, 1e5), late=(0.3, 0.1), full_s=0.5),
+    # Many tasks are cancelled while they fetch large objects, which others name unread, and want, too.
+    "stops": Family(Shape((300, 50_000, 50_000), 2, 0.8, (0, 1, 1), (0.01, 0.1, 0.3), 0.2, (0.01, 0.1), (1,),
+                          functions=2, forget=0.1, cancel=0.4, interrupted=True, holds=0.7),
+                    ("break", "kill_worker", "drop_copies"), (0.02,), (4.0,), (2e5, 1e5, 3e4), (0.02, 0.1, 0.3),
+                    full_s=0.3),
     # Both: the names of one value, which it has from broken streams and from several nodes, are passed on.
     "mesh": Family(Shape((0, 50_000, 50_000), 3, 0.9, (1, 1, 2), (0.01, 0.1, 0.3), 0.1, (0.3, 1.5), (1, 1, 2),
                          cancel=0.02, depth=4),
                    ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5), (0.02, 0.1, 0.3), late=(0.3, 0.1),
                    full_s=0.5),
 }  # fmt: skip
+
+
+MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
+_NOT_MIXED = ("standby", "leaves", "groups", "reserved")  # their programs or faults need settings of their own
+_FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",
+           "slow", "drop_copies")  # fmt: skip
+_SOMETIMES = ("actors", "streams", "kill", "named", "concurrent")  # of a shape: the others' programs are mostly without
+
+
+def family_of(name: str, seed: int, machines: bool) -> Family:
+    """Return a family by its name; each setting of a mixture comes from another family, as the seed chooses.
+
+    Args:
+        name: of the family.
+        seed: of the run.
+        machines: whether machines and drivers may be lost.
+    """
+    if name != MIXTURE:
+        return FAMILIES[name]
+    rng = random.Random(seed ^ 0x317E)
+    others = [family for other, family in FAMILIES.items() if other not in _NOT_MIXED]
+
+    def chosen(kind: type[Any], of: list[Any]) -> dict[str, Any]:
+        return {one.name: getattr(rng.choice(of), one.name) for one in fields(kind)}
+
+    shape = Shape(**chosen(Shape, [family.shape for family in others]) | {"groups": 0.0})
+    if rng.random() < 0.7:
+        shape = replace(shape, **dict.fromkeys(_SOMETIMES, 0.0))
+    faults = rng.sample(_FAULTS, rng.randint(1, 4)) + ["lose_guest"] * machines
+    settings = chosen(Family, others) | {"shape": shape, "faults": tuple(faults), "retries": None}
+    return Family(**settings)

@@ -132,6 +132,10 @@ class Faults:
 
         return f"kill a worker of n{k + 1}", fault, 1.0
 
+    def _kill_daemon(self, rng: random.Random) -> Any:
+        k = rng.randrange(self.cluster.plan.nodes)
+        return f"kill the daemon of n{k + 1}", lambda: self.cluster.nodes[k].daemons.kill(), 1.5
+
     def _kill_actor(self, rng: random.Random) -> Any:
         k, which = rng.randrange(self.cluster.plan.nodes), rng.random()
 

@@ -77,6 +77,12 @@ def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
         left = set(values._kept) - set(exported)
         if left:
             violation(f"{where}: values of the objects {sorted(left)} are offered, which the node does not hold")
+    for exchange in exchanges:
+        values = exchange.traffic.remote
+        awaited = [ref for accepted in exchange.ledger.all_accepted().values() for ref in accepted.results]
+        for ref in awaited if exchange.traffic.may_claim else ():
+            if not values.is_used(ref, values.needed()):
+                violation(f"object {ref.objref:#x} counts as unused, and the node {exchange.name} waits for it")
     for one, peer in peers.items():
         tables, arriving = one.traffic._tables, peer.traffic.arrivals._arriving
         for objref, spread in tables.spreads._spreads.items():
@@ -102,6 +108,23 @@ def close_noted(violation: Callable[[str], None]) -> Callable[..., None]:
         for row in inspect.tasks(self.client) if complete else ():
             if complete.get(row["task"]) == row["id"]:
                 violation(f"a task runs again although all its results are here: {row}")
+
+    return noted
+
+
+def release_noted(violation: Callable[[str], None]) -> Callable[..., None]:
+    """Return a replacement of `Exchange._on_release`: a node that releases an object has ended its turn to fetch it.
+
+    Args:
+        violation: called with each release by a node that has a turn.
+    """
+    on_release = peer_stream.Exchange._on_release
+
+    def noted(self: Any, message: Any) -> None:
+        spread = self.traffic._tables.spreads._spreads.get(message.objref)
+        if spread is not None and (self in spread._sending or self in spread._waiting):
+            violation(f"{self.name} releases object {message.objref:#x}, and has a turn to fetch it")
+        on_release(self, message)
 
     return noted
 

@@ -65,9 +65,9 @@ def _first_failure(plan_of: PlanOf, mutant: str, seeds: list[Seed]) -> tuple[See
 
 
 def _families() -> list[str]:
-    from .families import FAMILIES
+    from .families import FAMILIES, MIXTURE
 
-    return list(FAMILIES)
+    return [*FAMILIES, MIXTURE]
 
 
 class Hunt:

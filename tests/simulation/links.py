@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.cluster.large_values import Offers
@@ -63,6 +64,10 @@ class SimAdmission(Admission):
     def _listen(self) -> None:
         pass
 
+    def take_over(self, is_counting: bool) -> None:
+        self._folder = Path("/no folder")
+        super().take_over(is_counting)
+
 
 class Link:
     """The daemon's end of a connection, or the uplink's: messages arrive in order, after a moment."""
@@ -93,9 +98,16 @@ class Lasting:
     def __init__(self, node: Node, process: Process) -> None:
         self.to_uplink = Link(node.world, lambda message: process.call(self.deliver, message),
                               (messages.Forward, messages.Fetch, messages.Resources))  # fmt: skip
-        self.to_daemon = Link(node.world, lambda message: node.on_message(self.to_uplink, message))
+        self._node = node
+        self.to_daemon = Link(node.world, self._arrive)
         self.deliver: Callable[[Any], None] = lambda message: None
-        self.send = self.to_daemon.post
+
+    def send(self, message: Any) -> bool:
+        return self.to_daemon.post((self._node.daemons.number, message))
+
+    def _arrive(self, sent: tuple[int, Any]) -> None:
+        number, message = sent
+        self._node.daemons.reach(number, lambda: self._node.on_message(self.to_uplink, message))
 
     def close(self) -> None:
         self.to_uplink.is_open = False

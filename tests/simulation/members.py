@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,8 @@ class Member:
         while remote.is_missing(self.client, ref):
             self._tell(messages.Restore(ref.index, ref.objref))
             await pause(wait_s)
+            if self.node.cluster.family.shape.interrupted:
+                self.check_cancelled()
             wait_s = min(1.0, 2 * wait_s)
         return self.store.load(ref, True)
 
@@ -328,7 +332,8 @@ class ActorHost(Worker):
         self.actor, self.pid = actor, pid
         super().__init__(node, clients.KIND_ACTOR, f"actor{actor}")
         self.inbox: Inbox | None = None
-        self.last: dict[int, int] = {}  # by caller: its last call that began here
+        self.last: dict[int, int] | None = {}  # by caller: its last call that began here; None: they have no order
+        self.at_once: dict[ActorHost, None] = {}  # one for each call of an actor with several at once
 
     async def main(self) -> None:
         if actors.enter(self.client, self.actor):
@@ -348,28 +353,48 @@ class ActorHost(Worker):
         except FastrtError as exc:
             actors.end_for_good(self.client, self.actor, actors.FAILED, f"its constructor raised {exc}")
             return
+        most = plan.concurrency
         del plan
         actors.alive(self.client, self.actor)
-        self.inbox = Inbox(self.client, self.actor, True)
+        self.inbox = Inbox(self.client, self.actor, most == 1)
+        cells: deque[int] = deque()
         while True:
-            for cell in self.inbox.look():
-                task = self.inbox.claim(cell)
-                if task >= 0:
+            cells.extend(self.inbox.look())
+            while cells and len(self.at_once) < most:
+                task = self.inbox.claim(cells.popleft())
+                if task >= 0 and most == 1:
                     await self.work(task)
-            if actors.is_over(self.client, self.actor):
+                elif task >= 0:
+                    self.work_beside(task)
+            if actors.is_over(self.client, self.actor) and not self.at_once:
                 return
             if not self.inbox.arm():
                 await self.rest()
+
+    def work_beside(self, task: int) -> None:
+        """Begin a call beside others, as a coroutine or a thread of an actor does."""
+        call = copy.copy(self)
+        call.last, call.at_once = None, {}
+        self.at_once[call] = None
+
+        def ended(done: asyncio.Task[None]) -> None:
+            del self.at_once[call]
+            self.wake()
+            if not done.cancelled() and done.exception() is not None:
+                self.process.failed(done.exception())
+
+        asyncio.get_running_loop().create_task(call.work(task)).add_done_callback(ended)
 
     def begin(self, task: int) -> tuple[TaskSpec, list[Any]]:
         """Note that a call begins here; calls of one caller come in their order."""
         cluster = self.node.cluster
         _, (number, caller, call, *refs), _ = core.arguments(self.client, task)
-        if self.last.get(caller, 0) >= call:
+        last = {} if self.last is None else self.last
+        if last.get(caller, 0) >= call:
             cluster.world.violation(
-                f"call {call} of caller {caller} begins after its call {self.last[caller]} in one process of an actor"
+                f"call {call} of caller {caller} begins after its call {last[caller]} in one process of an actor"
             )
-        self.last[caller] = call
+        last[caller] = call
         cluster.count_call(number, caller, call)
         return cluster.program.tasks[number], refs
 
@@ -428,8 +453,12 @@ class Driver(Member):
                 cluster.submitted.add(spec.number)
         elif what in ("reserve", "reserved", "remove"):
             await getattr(cluster.reserving, what)(self, *rest)
+        elif what == "create" and cluster.program.actors[rest[0]].name:
+            await cluster.naming.create(self, rest[0])
         elif what == "create":
             self.node.create_actor(self, cluster.program.actors[rest[0]], refs)
+        elif what == "find":
+            await cluster.naming.find(self, rest[0])
         elif what == "kill" and rest[0] in refs:
             await self.kill(*rest)
         elif what == "get" and rest[0] in refs:

@@ -38,6 +38,7 @@ from fastrt.tasks.method import MethodPlan
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import Demand, export, parts_of
 
+from .daemon import Lives
 from .heads import standby_address, start_standby
 from .links import BACKLOG_S, Lasting, SimAdmission
 from .members import ActorHost, Driver, Member, Worker
@@ -126,39 +127,14 @@ class Node:
         self.slowness = 1.0
         self._ports = 0
         self.segment = _segment(self.world)
-        slot, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DAEMON, "daemon")
-        self.client = Client(self.segment, slot, gen)
-        self.store = Store(self.client, 0.0)
-        self.janitor = Janitor(self.store)
-        self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
         self.members: dict[int, Member] = {}
         room = {ROOM: 64 * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
         room |= {SLOT: SLOTS * RESOURCE_PARTS} if cpus and cluster.program.groups else {}
         self.total = {"CPU": cpus * RESOURCE_PARTS, **room}
-        self.admission = SimAdmission(
-            self.store,
-            self.total,
-            {},
-            True,
-            self._runs_here,
-            self._is_blocked,
-            Workers(cpus, 2 * cpus, list),
-            self._want_actors,
-            self.world.say,
-        )
-        self.actors = Actors(
-            self.store,
-            self._fork,
-            self.admission.may_start,
-            self.admission.on_process,
-            self._on_actor_ended,
-            self.admission.placing.waiting_actors,
-            self.world.say,
-        )
-        self._actors_wanted = self._refresh_wanted = False
         self._pids = 1 << 20
-        self._seen = 0
         self._in_step = False
+        self.start_daemon()
+        self.daemons = Lives(self)
         self.blocked: set[Worker] = set()
         self.workers = [self._add(Worker(self)) for _ in range(cpus)]
         self.uplink: Any = self._add(UplinkMember(self))
@@ -208,12 +184,56 @@ class Node:
 
     # ---- the daemon ----
 
+    def start_daemon(self) -> None:
+        """Make the parts of the daemon, or of the next one."""
+        slot, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DAEMON, "daemon")
+        self.client = Client(self.segment, slot, gen)
+        self.store = Store(self.client, 0.0)
+        self.janitor = Janitor(self.store)
+        self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
+        self.admission = SimAdmission(
+            self.store,
+            self.total,
+            {},
+            True,
+            self._runs_here,
+            self._is_blocked,
+            Workers(self.cpus, 2 * self.cpus, list),
+            self._want_actors,
+            self.world.say,
+        )
+        self.actors = Actors(
+            self.store,
+            self._fork,
+            self.admission.may_start,
+            self.admission.on_process,
+            self._on_actor_ended,
+            self.admission.placing.waiting_actors,
+            self.world.say,
+        )
+        self._actors_wanted = self._refresh_wanted = False
+        self._seen = 0
+
     def to_daemon(self, message: Any) -> None:
-        self.world.after(BACKLOG_S * self.world.rng.random(), lambda: self.on_message(None, message))
+        """Send a message of a process that waits for no answer."""
+        lasts = isinstance(message, messages.RemoveGroup)  # which waits for one, and would be sent again
+        self._send(None, message, lasts)
+
+    def ask_daemon(self, link: Any, question: Any) -> None:
+        """Send a question of a process, which gets the answer at its connection."""
+        self.daemons.ask(link, question)
+        self._send(link, question)
+
+    def _send(self, link: Any, message: Any, lasts: bool = False) -> None:
+        number, late_s = self.daemons.number, BACKLOG_S * self.world.rng.random()
+
+        def arrive() -> None:
+            to = self.daemons.number if lasts else number
+            self.daemons.reach(to, lambda: self.on_message(link, message))
+
+        self.world.after(late_s, arrive)
 
     def on_message(self, link: Any, message: Any) -> None:
-        if not self.alive:
-            return
         if isinstance(message, messages.ClusterNodes):
             self.kept.connect(link)
             self.admission.on_cluster(link, message)
@@ -222,6 +242,10 @@ class Node:
                 self.admission.uplink.post(messages.Fetch(message.entry, message.objref))
         elif isinstance(message, messages.ActorsChanged):
             self.tend_actors()
+        elif isinstance(message, messages.FindActor):
+            self.admission.on_find(link, message)
+        elif isinstance(message, messages.SearchEnded):
+            self.admission.on_search_ended(link, message)
         elif isinstance(message, messages.Holds):
             self.admission.on_holds(link, message)
         elif isinstance(message, messages.KeepObject):
@@ -238,15 +262,17 @@ class Node:
 
     def _tend(self) -> None:
         if self.alive:
-            self.admission.refresh()
-            self.kept.tend(self.admission.uplink)
-            self.tend_actors()
-            self.after_step()
+            if self.daemons.is_alive:
+                self.admission.refresh()
+                self.kept.tend(self.admission.uplink)
+                self.tend_actors()
+                self.after_step()
             self.world.after(1.0, self._tend)
 
     def _sweep(self) -> None:
         if self.alive:
-            functions.sweep(self.client)
+            if self.daemons.is_alive:
+                functions.sweep(self.client)
             self.world.after(self.world.rng.random(), self._sweep)
 
     def _stay_full(self) -> None:
@@ -257,7 +283,7 @@ class Node:
 
     def drop_copies(self) -> None:
         """Drop copies of values that other nodes keep, as a full store does."""
-        for index, objref, _, _ in remote.sources(self.client):
+        for index, objref, _, _ in remote.sources(self.client) if self.daemons.is_alive else ():
             if self.world.rng.random() < 0.5:
                 remote.drop_copy(self.client, index, objref)
 
@@ -270,6 +296,8 @@ class Node:
 
     def tend_actors(self) -> None:
         """Start, restart and end actors, as the daemon does."""
+        if not self.daemons.is_alive or self.daemons.is_counting:
+            return
         self._actors_wanted = True
         while self._actors_wanted or self._refresh_wanted:
             if self._refresh_wanted:
@@ -281,13 +309,17 @@ class Node:
     def _fork(self, actor: int) -> None:
         """Start a process for an actor."""
         self._pids += 1
-        pid = self._pids
+        pid, daemon = self._pids, self.daemons.number
+        self.daemons.forking += 1
 
         def forked() -> None:
-            if self.alive:
+            self.daemons.forking -= 1
+            if self.alive and daemon == self.daemons.number:
                 self.actors.started(actor, pid, False)
                 self._add(ActorHost(self, actor, pid))
                 self.actors.joined(pid)
+            elif self.alive:  # the next daemon learns of it from the zygote
+                self._add(ActorHost(self, actor, pid))
 
         self.world.after(self.world.rng.uniform(*FORK_S), forked)
 
@@ -305,14 +337,15 @@ class Node:
         for member in list(self.members.values()):
             if member.process.waiter is not None:
                 member.process.waiter.poll()
-        queued = core.queued(self.client)
-        if queued:
-            idle = [worker for worker in self.workers if worker.idle is not None and worker.process.alive]
-            for worker in idle[:queued]:
-                worker.process.call(worker.wake)
+        idle = [worker for worker in self.workers if worker.idle is not None and worker.process.alive]
+        for worker in idle[: core.queued(idle[0].client)] if idle else ():
+            worker.process.call(worker.wake)
         for member in self.hosts:
             if member.idle is not None and member.process.alive and member.inbox.arm():
                 member.process.call(member.wake)
+        if not self.daemons.is_alive:
+            self._in_step = False
+            return
         seen = core_admission.wait_news(self.client, 0xFFFFFFFF, 0.0)  # no sleep: the word differs
         if seen != self._seen:
             self._seen = seen
@@ -340,6 +373,9 @@ class Node:
 
     def _bury(self, member: Any) -> None:
         if not self.alive:
+            return
+        if not self.daemons.is_alive:  # the next daemon does it
+            self.world.after(self.world.rng.uniform(*BURY_S), lambda: self._bury(member))
             return
         if isinstance(member, UplinkMember):
             member.lasting.close()
@@ -376,10 +412,11 @@ class Node:
         for member in self.members.values():
             if not member.process.alive:
                 continue  # it is buried later
-            if isinstance(member, Worker) and member.task >= 0 and core.cancelled(member.client, member.task):
-                if member.interrupted is not None:
-                    member.process.call(member.interrupted.set)
-            elif isinstance(member, UplinkMember):
+            runs = [member, *getattr(member, "at_once", ())] if isinstance(member, Worker) else ()
+            for run in runs:
+                if run.task >= 0 and core.cancelled(run.client, run.task) and run.interrupted is not None:
+                    member.process.call(run.interrupted.set)
+            if isinstance(member, UplinkMember):
                 for handler in list(member.process.loop.handlers.items()):
                     if handler[0] == 2:
                         member.process.call(handler[1])
@@ -394,8 +431,9 @@ class Node:
             member.client.abandon()
         if self.standby is not None:
             self.standby.kill()
-        self.client.abandon()
-        os.close(self.admission.news)
+        if self.daemons.is_alive:
+            self.client.abandon()
+            os.close(self.admission.news)
         self.segment.unlink()
 
     # ---- for members ----
@@ -445,8 +483,8 @@ class Node:
         else:
             scope.update(zip(spec.results, [made] if len(spec.results) == 1 else made, strict=True))
 
-    def create_actor(self, member: Member, spec: ActorSpec, scope: dict[str, Any]) -> None:
-        """Create an actor, whose handle is then in `scope`."""
+    def create_actor(self, member: Member, spec: ActorSpec, scope: dict[str, Any]) -> bool:
+        """Create an actor, whose handle is then in `scope`; False: another one here has its name."""
         nodes = self.cluster.nodes
         where = nodes[spec.where % len(nodes)].segment.session if spec.where >= 0 else ""
         if spec.group:
@@ -456,12 +494,14 @@ class Node:
         cls = self.function(member, 0)
         init = member.store.put(self.value(spec.key, scope))
         session, job = self.segment.session, member.client.job
-        plan = ActorPlan(spec.key, session, METHODS, cls, init, 0, 1, demand=demand, job=job)
+        plan = ActorPlan(spec.key, session, METHODS, cls, init, 0, spec.concurrency, demand=demand, job=job)
         ref = member.store.put_serialized(serialize(plan))
-        name = f"{spec.key} of {member.caller}" if spec.detached else ""
-        actors.create(member.client, ref, cls.objref, name, spec.restarts, spec.detached, demand)
+        name = spec.name or (f"{spec.key} of {member.caller}" if spec.detached else "")
+        if actors.create(member.client, ref, cls.objref, name, spec.restarts, spec.detached, demand) is None:
+            return False
         member.store.tell(messages.ActorsChanged())
         scope[spec.key] = ref
+        return True
 
     def end_detached(self) -> None:
         """Kill the detached actors of this node, which outlive their drivers."""

@@ -19,6 +19,7 @@ LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
 HOT_BYTES_MIN = 50_000
 SLOTS = 1  # of each node with workers; only placement groups take them
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
+NAMES = ("board", "clock")  # of actors
 VALUE, ERROR, EITHER = "value", "error", "either"  # what an object must become
 
 
@@ -38,8 +39,11 @@ class Shape:
         functions: how many different functions the tasks run.
         forget: how often a driver drops all its references, of its groups of operations.
         cancel: how many of a driver's tasks are cancelled.
+        interrupted: whether a cancelled task does not wait for the bytes of its arguments.
         actors: how many of a driver's operations are about actors.
         kill: how many of these kill one.
+        concurrent: how many actors run several calls at once.
+        named: how many of the actors that drivers get are created with a name, or found by it.
         streams: how many tasks and calls are generators.
         gaps: how long a task works between two of its results, at most; one of these. Empty: not at all.
         holds: how many values hold only some of twice `hot` large objects; 0: all of them hold any.
@@ -59,8 +63,11 @@ class Shape:
     functions: int = 1
     forget: float = 0.0
     cancel: float = 0.08
+    interrupted: bool = False
     actors: float = 0.0
     kill: float = 0.0
+    concurrent: float = 0.0
+    named: float = 0.0
     streams: float = 0.0
     gaps: tuple[float, ...] = ()
     holds: float = 0.0
@@ -80,6 +87,9 @@ class ActorSpec:
         where: which node should run it; -1: any.
         group: the placement group that it is in; empty: none.
         bundle: of its group; -1: any.
+        name: of the actor; empty: it has none. Several keys can have one name: those of actors, of which only one
+            should exist at a time, and those under which drivers find it.
+        concurrency: how many calls it runs at once; their order is free if they are several.
     """
 
     key: str
@@ -88,6 +98,8 @@ class ActorSpec:
     where: int = -1
     group: str = ""
     bundle: int = -1
+    name: str = ""
+    concurrency: int = 1
 
 
 @dataclass
@@ -287,13 +299,21 @@ class Program:
         """Create an actor, call one several times, or kill one."""
         rng = self._rng
         there = [key for key in scope if key in self.actors]
-        if not there or (len(there) < 3 and rng.random() < 0.3):
+        if not there or (len(there) < 3 and rng.random() < max(0.3, self._shape.named)):
             key = f"a{len(self.actors)}"
             self._object(key, [], VALUE)
             where = rng.randrange(64) if rng.random() < 0.7 else -1
-            self.actors[key] = ActorSpec(key, rng.choice((0, 1, 3, -1)), rng.random() < 0.15, where)
+            actor = ActorSpec(key, rng.choice((0, 1, 3, -1)), rng.random() < 0.15, where)
+            self.actors[key] = actor
+            if self._shape.concurrent and rng.random() < self._shape.concurrent:
+                actor.concurrency = rng.choice((2, 4))
             scope.append(key)
             self.by_driver.append(([], [key]))
+            if self._shape.named and rng.random() < self._shape.named:
+                actor.name = rng.choice(NAMES)
+                self.outcome[key] = EITHER  # the name may be taken, or unknown
+                self.killed.add(key)
+                return [("create" if rng.random() < 0.5 else "find", key)]
             return [("create", key)]
         actor = rng.choice(there)
         if rng.random() < self._shape.kill:
@@ -462,6 +482,11 @@ class Program:
                     )
                     if now != self.outcome[key]:
                         self.outcome[key], changed = now, True
+
+    def is_of(self, made: str, key: str) -> bool:
+        """Return whether a key may be that of the actor which was created as `made`."""
+        name = self.actors[key].name if key in self.actors else ""
+        return made == key or bool(name and self.actors[made].name == name)
 
     def padding(self, key: str) -> bytes:
         """The padding of an object's value."""

@@ -40,8 +40,11 @@ def test_fault_that_was_mended_does_not_come_back(family, seed):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("family", "seed"), [("reserved", 3), ("groups", 7), ("standby", 68)])
-def test_groups_and_standby_heads_hold_and_repeat(family, seed):
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [("reserved", 3), ("groups", 7), ("standby", 68), ("named", 1), ("daemons", 4), ("crowds", 1)],
+)
+def test_other_families_hold_and_repeat(family, seed):
     ran = simulate("--seed", str(seed), "--seeds", "1", "--replay", "--mixed", "--family", family)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -73,9 +76,9 @@ def test_nodes_that_leave_in_order_lose_nothing():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("family", "count"), [("reserved", 100), ("groups", 60), ("standby", 60)])
-def test_many_seeds_of_a_family_hold(family, count):
-    ran = simulate("--seed", "100", "--seeds", str(count), "--mixed", "--family", family, "--jobs", "2")
+@pytest.mark.parametrize("family", ["reserved", "groups", "standby", "named", "daemons", "crowds", "stops", "mixture"])
+def test_many_seeds_of_a_family_hold(family):
+    ran = simulate("--seed", "100", "--seeds", "60", "--mixed", "--family", family, "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
