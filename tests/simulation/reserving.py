@@ -120,7 +120,7 @@ class Reserving:
 
     def check_node(self, node: Node) -> list[Bundle]:
         """Check what a node has reserved, and what its tasks take of that; return the bundles."""
-        held = self._held(node)
+        held = self._held(node) if node.daemons.is_alive else []  # nothing else reads its records here
         if sum(bundle.slots for bundle in held) > node.total.get(SLOT, 0):
             self._world.violation(f"{node.host} has {node.total}, and holds {held}")
         taken: dict[tuple[str, int], float] = {}

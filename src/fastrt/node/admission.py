@@ -152,7 +152,7 @@ class Admission:
                 demand = self._demand_of_actor(info)
                 key = _key_of(actor, gen, info)
                 self.placing.found(key, demand, 0 if info["state"] == actors.AWAY else info["devices"])
-                if isinstance(key, BundleKey) and not demand.node:
+                if isinstance(key, BundleKey) and demand.bundle and not demand.node:  # no demand: freed, it ends
                     self.groups.add(key, demand, placed=True)
             actors.grant(self._client, actor, gen, 0)  # also if its process is on its way: see `actors.enter`
             if info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
