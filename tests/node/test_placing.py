@@ -386,7 +386,7 @@ def test_count_is_the_sum_whatever_happens(seed):
             )
             assert used == here.placing.used[name]
         assert here.placing.tasks_here == sum(entry.place in (HERE, BLOCKED) for entry in entries)
-        assert list(here.placing.ordered.values()) == [entry.key for entry in entries if entry.place == ORDERED]
+        assert set(here.placing.ordered()) == {entry for entry in entries if entry.place == ORDERED}
 
 
 @pytest.mark.parametrize("seed", range(20))

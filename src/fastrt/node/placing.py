@@ -47,9 +47,8 @@ _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as 
 _GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
 _order = tuple.__new__  # makes an Order in a seventh of the instructions of its own constructor
 _CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
-# Where a task is, for `moved`.
-GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
-ORDERED = 5  # the uplink has the order to forward it
+# Where a task is, for `moved`; ORDERED: the uplink has the order to forward it.
+GONE, WAITING, HERE, BLOCKED, ELSEWHERE, ORDERED = range(6)
 
 
 class _Entry:
@@ -90,8 +89,7 @@ class Placing:
         stirred_groups: placement groups with a bundle that has moved, in order; `groups` takes them out.
         changes, growth: how often free resources have changed, and how often they may have grown.
         waiting_actors: generations of the waiting actors and bundles, by the index of their record.
-        placed_actors, ordered: actors and bundles that do not wait, and all that the uplink is to forward.
-        tasks_here: how many tasks are admitted here.
+        placed_actors, tasks_here: the actors and bundles that do not wait; how many tasks are admitted here.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: sizes of large objects that other nodes have copies of, by object number and node.
         devices: those of the node.
@@ -102,8 +100,7 @@ class Placing:
         self, node: str, total: Mapping[str, int], can_grow: bool, labels: Mapping[str, str] | None = None
     ) -> None:
         self.node, self.name = node, ""
-        self.total = dict(total)
-        self.labels = dict(labels or {})
+        self.total, self.labels = dict(total), dict(labels or {})
         self.used, self.relief = dict.fromkeys(total, 0), 0
         self.devices = Devices(total)
         self._has_devices = self.devices.count > 0
@@ -112,7 +109,7 @@ class Placing:
         self._entries: dict[Key, _Entry] = {}
         self._placed: dict[_Entry, Key] = {}  # all that do not wait
         self.placed_actors: dict[_Entry, Key] = {}
-        self.ordered: dict[_Entry, Key] = {}
+        self._ordered: list[_Entry] = []  # also some that are not any more
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
@@ -217,7 +214,6 @@ class Placing:
         elif place == ELSEWHERE:
             if entry.place == ORDERED:
                 entry.place = ELSEWHERE
-                del self.ordered[entry]
             else:
                 self._leave(entry, WAITING)  # the uplink took it from the queue, and will return it
         else:
@@ -244,7 +240,7 @@ class Placing:
                 self._stir(entry)
         if left == [] and not [view for view in views if not view.total]:
             return
-        for entry in list(self.ordered):
+        for entry in self.ordered():
             if entry.node not in self.views or not self.views[entry.node].total:  # it has left, or is about to
                 self.wait(entry.key, entry.demand, entry.since)
         self._others.drop_gone({entry.node for entry in self._placed})  # some take no resources there
@@ -264,6 +260,11 @@ class Placing:
         if self.devices.linger(held):
             self.changes += 1
             self.growth += 1
+
+    def ordered(self) -> list[_Entry]:
+        """All that the uplink has the order to forward and has not forwarded: an order can be lost."""
+        self._ordered = [entry for entry in self._ordered if entry.place == ORDERED]
+        return self._ordered
 
     def fit_here(self, demands: Sequence[Demand]) -> bool:
         """Whether bundles together find devices here."""
@@ -508,7 +509,7 @@ class Placing:
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._keep(entry)
-        self.ordered[entry] = entry.key
+        self._ordered.append(entry)
         self._stop_waiting(entry)
         self._stir(entry)
         entry.there = self._others.at(node)
@@ -535,7 +536,6 @@ class Placing:
             self.growth += 1
         if entry.place in (ORDERED, ELSEWHERE):
             self._others.charge(entry.there, entry.amounts, -1, entry.is_spread)
-            self.ordered.pop(entry, None)
         else:
             if entry.place != WAITING:
                 self._spread_here -= entry.is_spread

@@ -58,6 +58,6 @@ class TaskMoves:
 
     def look_for_lost_orders(self) -> None:
         """Have the next `report` name the tasks that the uplink has not forwarded: a lost order changes nothing."""
-        for key in self._placing.ordered.values():
-            if isinstance(key, TaskKey):
-                self._watch.add(key)
+        for entry in self._placing.ordered():
+            if isinstance(entry.key, TaskKey):
+                self._watch.add(entry.key)
