@@ -1,6 +1,6 @@
 from typing import Any
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import disjoint_base
 
 from fastrt._core.memory.clients import Client
 
@@ -13,7 +13,7 @@ BLOCKED: int
 
 @disjoint_base
 class Watch:
-    def __new__(cls, client: Client) -> Self: ...
+    def __new__(cls, client: Client) -> Watch: ...
     def add(self, key: Any) -> None: ...
     def look(self) -> list[tuple[Any, int, int]]: ...
 
