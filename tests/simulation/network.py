@@ -234,6 +234,8 @@ class Channel:
         if not network.reaches(self.process, self.address):
             if network.is_far(self.process, self.address):
                 await pause(CONNECT_S)
+            if self._closed:
+                raise asyncio.CancelledError  # nothing waits for it
             raise _rpc_error(grpc.StatusCode.UNAVAILABLE, f"nothing answers at {self.address}")
         server, handlers = network.servers[self.address]
         stream = self.stream = _Stream(network, self.process, server)
