@@ -98,12 +98,3 @@ def test_a_sender_without_its_copy_gets_the_value_from_another_one_of_the_same_r
     assert spread.ask(2) == [(2, ((0, 100), (1, 101)))]
     assert spread.ask(1) == [(1, ((0, 100),))]
     assert spread.ask(0) == [(0, ((None, 1),))]
-
-
-def test_node_that_stops_before_its_turn_is_given_none():
-    spread = Spread(1)
-    spread.ask("a")
-    assert spread.ask("b") == []
-    assert spread.received("b", 0) == []
-    assert spread.received("a", 100) == []
-    assert spread.ask("c") == [("c", (("a", 100),))]

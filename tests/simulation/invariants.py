@@ -122,7 +122,7 @@ def release_noted(violation: Callable[[str], None]) -> Callable[..., None]:
 
     def noted(self: Any, message: Any) -> None:
         spread = self.traffic._tables.spreads._spreads.get(message.objref)
-        if spread is not None and (self in spread._sending or self in spread._waiting):
+        if spread is not None and self in spread._sending:
             violation(f"{self.name} releases object {message.objref:#x}, and has a turn to fetch it")
         on_release(self, message)
 

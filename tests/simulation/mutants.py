@@ -126,8 +126,6 @@ MUTANTS = [
            "            if True:\n                return\n            if False:\n"),
     Mutant("spread: a receiver that stops keeps its turn", "inbox",
            "self._exchange.traffic.has_no_copy(number)", "pass"),
-    Mutant("spread: a receiver that stops before its turn gets one", "spread",
-           "        elif peer in self._waiting:  # it stops", "        elif False:  # it stops"),
     Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
            "if objref is not None:  # the value comes in pieces", "if False:  # the value comes in pieces"),
     Mutant("spread: a failed sender keeps its turn", "spread",

@@ -65,8 +65,6 @@ class Spread:
         self._sending.pop(peer, None)
         if number:
             self._copies[peer] = number
-        elif peer in self._waiting:  # it stops before its turn has come
-            self._waiting.remove(peer)
         return self._assign()
 
     def remove(self, peer: Peer) -> list[Order]:
