@@ -220,9 +220,9 @@ def each_task_once(
 
 
 def _with_ids(row: Row, first: int) -> Row:
-    """The row of a task under the ids of the task that another node has forwarded: those of results, then its own."""
-    ids = [f"{first + k:016x}" for k in range(len(row["results"]) + 1)]
-    return {**row, "results": ids[:-1], "task_id": ids[-1]}
+    """The row of a task under the ids of the task that another node has forwarded: its own, then those of results."""
+    ids = [f"{first - 1 + k:016x}" for k in range(len(row["results"]) + 1)]
+    return {**row, "results": ids[1:], "task_id": ids[0]}
 
 
 def actor_ids(timeout: float = _ANSWER_S) -> dict[tuple[str | None, int], str]:

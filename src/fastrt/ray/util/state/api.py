@@ -163,12 +163,12 @@ def get_task(id: str | ObjectRef, address: str | None = None, timeout: int = _TI
     """Return the task with that id, or the one that makes a reference's value.
 
     Of a task that has succeeded only the state is known, and only while its result exists; else None. So it is of one
-    that failed and has several results, if another one than the last is asked for, or whose failure is not kept any
+    that failed and has several results, if another one than the first is asked for, or whose failure is not kept any
     more.
     """
     wanted = TaskID.widened(id.task_id() if isinstance(id, ObjectRef) else id)
     result = id.hex() if isinstance(id, ObjectRef) else wanted.hex()[:16]
-    task_id = TaskID.widened(f"{int(result, 16) + 1:016x}")  # of its record: drawn after the results
+    task_id = TaskID.widened(f"{max(int(result, 16) - 1, 0):016x}")  # of its record: drawn before the results
     for row in list_tasks(limit=0, timeout=timeout):
         if row.task_id == wanted or (row.state == "FAILED" and row.task_id == task_id):
             return replace(row, task_id=wanted.hex())
