@@ -4,6 +4,7 @@ import mmap
 import os
 import re
 import resource
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fastrt._core.memory import arena, populate
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt.node.populator import COMMIT_BYTES, Populator, memory_nodes
+from fastrt.node.populator import COMMIT_BYTES, Populator, has_free_processor, memory_nodes
 
 MIB = 1 << 20
 STORE = 160 * MIB  # two and a half steps of the core's commit
@@ -111,6 +112,14 @@ def test_nodes_of_memory_are_read(tmp_path):
     assert memory_nodes(tmp_path / "none") == [0]
 
 
+def test_a_processor_is_free_while_no_thread_waits_for_one(tmp_path):
+    count = os.cpu_count()
+    for runnable, free in ((1, True), (count, True), (count + 1, False)):
+        (tmp_path / "loadavg").write_text(f"0.10 0.20 0.30 {runnable}/812 4711\n")
+        assert has_free_processor(tmp_path / "loadavg") == free
+    assert has_free_processor(tmp_path / "none")
+
+
 # ---- the daemon's threads ----
 
 
@@ -118,8 +127,8 @@ def test_nodes_of_memory_are_read(tmp_path):
 def populator(node):
     made = []
 
-    def make(ahead, placement="interleave", spare=lambda: 1 << 40):
-        made.append(Populator(node.client, ahead, True, placement, spare))
+    def make(ahead, placement="interleave", spare=lambda: 1 << 40, may_run=lambda: True):
+        made.append(Populator(node.client, ahead, True, placement, spare, may_run))
         return made[0]
 
     yield make
@@ -128,7 +137,7 @@ def populator(node):
 
 def tend(populator, node):
     """Do the daemon's part at an event: commit the populated memory, and have more populated if that is needed."""
-    for _ in range(populator.steps()):
+    while populator.has_step(arena.room(node.client)[1]):
         assert arena.grow(node.client)
     populator.tend(*arena.room(node.client))
 
@@ -176,6 +185,36 @@ def test_threads_stop_before_memory_is_short(node, populator, wait_until):
     assert 20 * MIB <= memory_of(node.segment) - begin <= 40 * MIB
     tend(one, node)
     assert not any(thread.is_alive() for thread in one._threads)
+
+
+def test_threads_wait_while_processors_are_busy(node, populator, wait_until, monkeypatch):
+    looks, begun, lock, is_free = [], [], threading.Lock(), threading.Event()
+
+    def may_run():
+        with lock:
+            if not looks:
+                assert arena.grow(node.client)  # as a put does that finds no room
+            looks.append(1)
+        return is_free.is_set()
+
+    def seen(client, at, nbytes, huge, populate=populate.populate):
+        begun.append(at)
+        return populate(client, at, nbytes, huge)
+
+    monkeypatch.setattr("fastrt.node.populator.populate.populate", seen)
+    one = populator(STORE, may_run=may_run)
+    one._begin_at = 0.0
+    tend(one, node)
+    wait_until(lambda: len(begun) == 2, "two units to be populated all the same")
+    assert len(looks) >= 5
+    is_free.set()
+
+    def committed():
+        tend(one, node)
+        return arena.room(node.client)[1] == STORE
+
+    wait_until(committed, "the rest to be committed")
+    assert min(begun) == COMMIT_BYTES  # what has memory already is left alone
 
 
 def test_local_placement_populates_nothing(node, populator):

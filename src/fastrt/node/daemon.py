@@ -348,8 +348,8 @@ class Daemon:
 
     def _on_populated(self, populator: Populator) -> None:
         """Commit the populated memory: under a lock, so not in the threads of low priority that populated it."""
-        for _ in range(populator.steps()):
-            arena.grow(self._client)
+        while populator.has_step(arena.room(self._client)[1]) and arena.grow(self._client):
+            pass
 
     def _tick_s(self) -> float:
         if self._admission.cpu_room.is_waiting:

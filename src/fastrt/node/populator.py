@@ -2,8 +2,9 @@
 
 Threads of the lowest priority populate the region beyond the committed mark, each one unit at a time; the daemon's own
 thread then commits what they have done, which takes microseconds. They start shortly after the session, and again as
-memory is used; in between there is no thread. They stop before memory gets short: the rule is
-`config.spare_memory`, asked before every unit.
+memory is used; in between there is no thread. Before every unit they look whether they may go on: they pause while
+tasks wait for a worker and threads for a processor, because a niceness alone does not keep them off the processors that
+workers use, and stop before memory gets short (`config.spare_memory`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from fastrt._core.memory import background, populate
+from fastrt._core.memory import arena, background, populate
 from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import tasks
 from fastrt.config import SHM_DIR, cpu_count, spare_memory
 from fastrt.errors import FastrtError
 
@@ -26,7 +29,37 @@ _START_S = 0.2  # after the daemon's start: a short program has its processors f
 _SHORT_S = 10.0  # until the next look, when memory was short
 _THREADS_MAX = 4
 _SHM_SPARE = 64 << 20
+# Pauses of a thread while all processors are busy: each is twice as long as the one before. After the longest it goes
+# on: 2 MiB in 0.3 s take 1 % of a processor.
+_PAUSE_S, _PAUSE_MAX_S = 0.02, 0.16
 _SLOW_S = 0.02  # processor time for one huge page: memory is in pieces, small pages take less
+
+
+def has_free_processor(path: Path = Path("/proc/loadavg")) -> bool:
+    """Whether no thread of the machine waits for a processor at this moment. The caller counts as one that runs.
+
+    Args:
+        path: of the file; its form is "0.20 0.18 0.12 1/80 11206", of which 1 is meant.
+    Returns:
+        True where the kernel does not say it.
+    """
+    try:
+        runnable = path.read_text().split()[3].partition("/")[0]
+        return int(runnable) <= (os.cpu_count() or 1)
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+def may_go_on(client: Client) -> bool:
+    """Whether no task waits for a worker of this node, or no thread waits for a processor.
+
+    Args:
+        client: an attachment.
+    """
+    try:
+        return tasks.queued(client) == 0 or has_free_processor()
+    except FastrtError:  # the session has ended
+        return True
 
 
 class Populator:
@@ -38,22 +71,29 @@ class Populator:
         huge: whether to ask for huge pages.
         placement: "interleave" or "local".
         spare: returns the bytes that may be used before memory is short.
+        may_run: returns whether the processors are left to this work; None: `may_go_on`.
     """
 
     def __init__(
-        self, client: Client, ahead: int, huge: bool, placement: str, spare: Callable[[], int] = spare_memory
+        self,
+        client: Client,
+        ahead: int,
+        huge: bool,
+        placement: str,
+        spare: Callable[[], int] = spare_memory,
+        may_run: Callable[[], bool] | None = None,
     ) -> None:
         self._client = client
-        self._spare = spare
+        self._spare, self._may_run = spare, may_run or partial(may_go_on, client)
         self._huge = huge
         self._ahead = 0 if placement == "local" else ahead
         self._begin_at = time.monotonic() + _START_S
         self._waits = self._ahead > 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._next = self._end = self._committed = 0
+        self._next = self._end = 0
         self._unfinished: set[int] = set()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if huge:
             populate.advise_huge(client)
@@ -61,7 +101,7 @@ class Populator:
             populate.place(client, placement, memory_nodes())
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `steps` is not 0."""
+        """A descriptor that is readable when there may be a step to commit, see `has_step`."""
         return self._news
 
     def patience_s(self) -> float:
@@ -81,50 +121,67 @@ class Populator:
         if not self._ahead or missing <= 0 or any(thread.is_alive() for thread in self._threads):
             return
         steps = (missing + COMMIT_BYTES - 1) // COMMIT_BYTES
-        self._next = self._committed = committed
+        self._next = committed
         self._end = min(most, committed + steps * COMMIT_BYTES)
         self._unfinished.clear()
-        self._stopped = False
+        self._stopped.clear()
         count = min(cpu_count(), max(2, cpu_count() // 2), _THREADS_MAX)
         self._threads = [threading.Thread(target=self._run, name="fastrt-populate", daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
-    def steps(self) -> int:
-        """Return how many steps of the core's commit have all their memory now, and have not been returned before."""
+    def has_step(self, committed: int) -> bool:
+        """Whether all memory of the core's next step of commit is populated.
+
+        Args:
+            committed: bytes, as `arena.room` counts them. Puts that found no room may have committed more themselves.
+        """
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         with self._lock:
             done = min(self._unfinished, default=self._next)
-            spare = COMMIT_BYTES - 1 if done >= self._end else 0  # the last step may be a short one
-            steps = (done - self._committed + spare) // COMMIT_BYTES
-            self._committed = min(done, self._committed + steps * COMMIT_BYTES)
-        return steps
+            return committed < done and (done - committed >= COMMIT_BYTES or done >= self._end)  # the last may be short
 
     def close(self) -> None:
         """End the threads."""
-        self._stopped = True
+        self._stopped.set()
         for thread in self._threads:
             thread.join()
         os.close(self._news)
 
     def _run(self) -> None:
         background.stand_back(19)
-        while not self._stopped:
+        while self._await_processor():
             with self._lock:
-                at, nbytes = self._next, min(_UNIT_BYTES, self._end - self._next)
+                at = max(self._next, self._committed())  # what puts have committed has its memory
+                nbytes = min(_UNIT_BYTES, self._end - at)
                 if nbytes <= 0:
                     return
-                self._next += nbytes
+                self._next = at + nbytes
                 self._unfinished.add(at)
             if self._populate(at, nbytes) < nbytes:  # a put that needs more asks the kernel itself
-                self._begin_at, self._stopped = time.monotonic() + _SHORT_S, True
+                self._begin_at = time.monotonic() + _SHORT_S
+                self._stopped.set()
                 return
             with self._lock:
                 self._unfinished.remove(at)
                 reached = min(self._unfinished, default=self._next)
-            if reached - self._committed >= COMMIT_BYTES or reached >= self._end:
+            if reached - self._committed() >= COMMIT_BYTES or reached >= self._end:
                 os.eventfd_write(self._news, 1)
+
+    def _committed(self) -> int:
+        try:
+            return arena.room(self._client)[1]
+        except FastrtError:  # the session has ended
+            return self._end
+
+    def _await_processor(self) -> bool:
+        """Pause while the processors are wanted, but not without end. False when the thread should end."""
+        pause = _PAUSE_S
+        while pause <= _PAUSE_MAX_S and not self._stopped.is_set() and not self._may_run():
+            self._stopped.wait(pause)
+            pause *= 2
+        return not self._stopped.is_set()
 
     def _populate(self, at: int, nbytes: int) -> int:
         shm = os.statvfs(SHM_DIR)
