@@ -27,7 +27,6 @@ cdef class Client:
     cdef uint32_t *_private_counts(self) except NULL
 
 cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil
-cdef uint64_t client_next_objref(frt_ctx *x) noexcept nogil
 cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil
 cdef uint32_t clients_ever(frt_ctx *x) noexcept nogil
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil

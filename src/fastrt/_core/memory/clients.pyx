@@ -81,11 +81,6 @@ cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
     return (<uint64_t>x.node << 48) | number
 
 
-cdef uint64_t client_next_objref(frt_ctx *x) noexcept nogil:
-    """A fresh objref that is higher than all that any client has taken by this call."""
-    return (<uint64_t>x.node << 48) | a64_add_rlx(&x.sb.next_objref, 1)
-
-
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
     """Wake a client: something it may wait for has happened."""
     cdef frt_client *slot = x.clients + client

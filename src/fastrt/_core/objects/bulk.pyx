@@ -56,7 +56,7 @@ def pin_many(Client client, list refs, uint64_t bytes_max, uint64_t total_max):
         data = object_view(x, ref.index, &nbytes)
         if data == NULL:
             check(FRT_CORRUPT)
-        entry.used = x.sb.clock
+        a32_store_rlx(&entry.used, x.sb.clock)
         if entry.flags & FRT_ENTRY_ERROR:
             unread_read(x, ref.index)
         pin.data, pin.nbytes = data, nbytes

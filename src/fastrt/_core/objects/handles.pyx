@@ -371,7 +371,7 @@ def read(Client client, Ref ref, bint raw=False):
         check(rc)
         pin = Pin.__new__(Pin)
         pin.client, pin.index = client, ref.index
-        entry.used = client.x.sb.clock
+        a32_store_rlx(&entry.used, client.x.sb.clock)  # by all its readers
         if entry.bytes >= FRT_TRACE_BYTES_MIN:
             frt_trace_point(&client.x, FRT_TRACE_GET, ref.objref, <uint32_t>((entry.bytes + 1023) >> 10), 0)
     data = object_view(&client.x, ref.index, &nbytes)

@@ -12,7 +12,7 @@ a worker's fast path runs only records without such references and without depen
 """
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from fastrt._core.memory.clients cimport Client, client_new_objref, client_next_objref
+from fastrt._core.memory.clients cimport Client, client_new_objref
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_mark
@@ -217,10 +217,19 @@ cdef int _fill_ranked(Client client, TaskOptions options, uint16_t kind, const c
                       uint8_t flags) except -1:
     """`task_fill` for a task with a priority: its id says its turn, so it is not from a range of this client's."""
     cdef frt_ctx *x = &client.x
+    cdef uint64_t next_objref, end_objref
     cdef uint32_t t
     cdef int rc
-    t = task_fill(client, client_next_objref(x), options.target.objref, options.target.index, kind, args, nbytes, refs,
-                  options.returns, options.retries, flags)
+    frt_threads_take(x)
+    next_objref, end_objref = x.next_objref, x.end_objref
+    x.next_objref = a64_add_rlx(&x.sb.next_objref, <uint64_t>options.returns + 1)  # its own, then those of its results
+    x.end_objref = x.next_objref + options.returns + 1
+    try:
+        t = task_fill(client, client_new_objref(x), options.target.objref, options.target.index, kind, args, nbytes,
+                      refs, options.returns, options.retries, flags)
+    finally:
+        x.next_objref, x.end_objref = next_objref, end_objref
+        frt_threads_give(x)
     rc = ranked_mark(x, t, options.priority)
     if rc != FRT_OK:
         task_forget(x, t)
