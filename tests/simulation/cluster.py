@@ -405,7 +405,6 @@ def _watched(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (lineage.Lineage, "remember", remember_noted),
         (lineage.Lineage, "_run_again", run_again_noted),
         (uplink.Exchange, "close", invariants.close_noted(cluster.world.violation)),
-        (uplink.Exchange, "_on_release", invariants.release_noted(cluster.world.violation)),
         (remote_values.RemoteValues, "give_up", invariants.give_up_noted(cluster.world.violation)),
         (value_traffic.ValueTraffic, "send", invariants.send_noted(cluster.world.violation)),
     ]

@@ -112,23 +112,6 @@ def close_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     return noted
 
 
-def release_noted(violation: Callable[[str], None]) -> Callable[..., None]:
-    """Return a replacement of `Exchange._on_release`: a node that releases an object has ended its turn to fetch it.
-
-    Args:
-        violation: called with each release by a node that has a turn.
-    """
-    on_release = peer_stream.Exchange._on_release
-
-    def noted(self: Any, message: Any) -> None:
-        spread = self.traffic._tables.spreads._spreads.get(message.objref)
-        if spread is not None and self in spread._sending:
-            violation(f"{self.name} releases object {message.objref:#x}, and has a turn to fetch it")
-        on_release(self, message)
-
-    return noted
-
-
 def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     """Return a replacement of `ValueTraffic.send` that checks that no node offers its peer a value only the peer has.
 

@@ -144,7 +144,6 @@ class Admission:
                 (state, client), *_ = self._moves.states([task])
                 is_here = self._moves.place_of(state, client) != ELSEWHERE
                 self.placing.found(task, demand, admission.devices_of(self._client, index, id_) if is_here else 0)
-                self._moves.add(task)
         wanted = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
@@ -377,8 +376,6 @@ class Admission:
         done = True
         for order in orders:
             key = order.key
-            if isinstance(key, TaskKey) and order.what in ("admit", "forward"):
-                self._moves.add(key)
             if order.what == "forward":
                 forward.append(order)
             elif not isinstance(key, TaskKey) and self._place_of_actor(key) == GONE:
@@ -449,7 +446,6 @@ class Admission:
         for task, (state, _) in zip(tasks, self._moves.states(tasks), strict=True):
             if state == admission.GONE:
                 self.placing.moved(task, GONE, now)
-        self._moves.look_for_lost_orders()
         promised = list(self._promised)
         for task, (state, _) in zip(promised, self._moves.states(promised), strict=True):
             if state == admission.GONE:

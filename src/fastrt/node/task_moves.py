@@ -1,7 +1,4 @@
-"""Where the placed tasks are: reads their records, and reports the moves to `placing`.
-
-A node can have 100,000 tasks on other nodes. Of a task that has not moved, one word is compared (`admission.Watch`).
-"""
+"""Where the placed tasks are: reads their records, and reports the moves to `placing`."""
 
 from __future__ import annotations
 
@@ -27,9 +24,6 @@ class TaskMoves:
     ) -> None:
         self._client, self._placing = client, placing
         self._runs_here, self._is_blocked = runs_here, is_blocked
-        self._watch = admission.Watch(client)
-        self._claimed: dict[TaskKey, int] = {}  # tasks that a worker has claimed: its client
-        self.add = self._watch.add
 
     def states(self, tasks: list[TaskKey]) -> list[tuple[int, int]]:
         """Return the state of each task, and the client that has claimed it."""
@@ -46,18 +40,7 @@ class TaskMoves:
         return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
     def report(self, now: float) -> None:
-        """Report the tasks that have moved since the last call."""
-        for task, state, client in self._watch.look():
-            if state in (admission.RUNNING, admission.BLOCKED) and self._runs_here(client):
-                self._claimed[task] = client
-            else:
-                self._claimed.pop(task, None)
-                self._placing.moved(task, self.place_of(state, client), now)
-        for task, client in self._claimed.items():  # a get does not change the word of its task
-            self._placing.moved(task, self.place_of(admission.RUNNING, client), now)
-
-    def look_for_lost_orders(self) -> None:
-        """Have the next `report` name the tasks that the uplink has not forwarded: a lost order changes nothing."""
-        for entry in self._placing.ordered():
-            if isinstance(entry.key, TaskKey):
-                self._watch.add(entry.key)
+        """Report where all placed tasks are."""
+        tasks = [key for key in self._placing.placed() if isinstance(key, TaskKey)]
+        for task, (state, client) in zip(tasks, self.states(tasks), strict=True):
+            self._placing.moved(task, self.place_of(state, client), now)
