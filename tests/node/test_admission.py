@@ -8,7 +8,11 @@ from pathlib import Path
 import psutil
 
 import fastrt
+from fastrt.node.admission import Admission
+from fastrt.node.cpu_room import Workers
 from fastrt.store import client as store_client
+from fastrt.store.messages import ClusterNodes, NodeRow
+from support.sides import Side, in_loop
 
 
 @fastrt.remote(num_cpus=0.1)
@@ -31,6 +35,43 @@ def alone(path, k):
 @fastrt.remote(num_cpus=0)
 def nothing():
     return 1
+
+
+class Daemonless(Admission):
+    """Admission whose `refresh` is called by the test."""
+
+    def _listen(self):
+        pass
+
+
+class Uplink:
+    """The daemon's end of the connection to an uplink."""
+
+    def post(self, message):
+        return True
+
+    send = post
+
+
+@in_loop
+async def test_nodes_that_an_uplink_has_reported_stay_until_the_next_one_has_joined():
+    """A task that waited for a busy node was refused when its own node's uplink was started again."""
+    side = Side()
+    rows = [NodeRow(node * 32, f"node {node}", {"CPU": 10_000}, {}, {}) for node in "ab"]
+    admission = Daemonless(side.store, {"CPU": 10_000}, {}, True, *[lambda slot: False] * 2, Workers(1, 2, list),
+                           lambda: None, print)  # fmt: skip
+    first, second, placing = Uplink(), Uplink(), admission.placing
+    admission.on_cluster(first, ClusterNodes([], [], False, False))
+    assert not placing.has_uplink
+    admission.on_cluster(first, ClusterNodes(rows, [], False, False))
+    assert placing.has_uplink
+    admission.on_hang_up(first)
+    admission.on_cluster(second, ClusterNodes([], [], False, False))
+    assert (placing.has_uplink, sorted(placing.views)) == (False, ["a" * 32, "b" * 32])
+    admission.on_cluster(second, ClusterNodes(rows[1:], [], False, False))
+    assert (placing.has_uplink, sorted(placing.views)) == (True, ["b" * 32])
+    os.close(admission.news)
+    side.close()
 
 
 def daemon():

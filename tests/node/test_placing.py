@@ -467,6 +467,18 @@ def test_node_that_joins_later_is_marked_with_known_selectors():
     assert here.decide() == [(1, "forward", "b")]
 
 
+def test_task_for_a_busy_node_waits_while_there_is_no_uplink():
+    node = "a" * 32
+    here = Here(NodeRow(node, "busy", {"CPU": 2 * ONE}, {}, {}))
+    here.submit(demand(node=node))
+    here.now = 5.0
+    here.placing.has_uplink = False
+    assert here.decide() == []
+    here.placing.has_uplink = True
+    here.placing.see([], None)
+    assert here.decide() == [(1, "refuse", "")]  # it has left
+
+
 def test_selector_that_no_node_matches_is_refused_with_words_where_no_node_can_join():
     here = Here(can_grow=False)
     here.submit(selecting(zone="north"))

@@ -122,10 +122,11 @@ class Orders:
             NodeRow(one.node, one.name, dict(one.total), dict(one.free), dict(one.labels)) for one in change.changed
         ]
         changed = [row for row in changed if self._rows.get(row.node) != row]
+        is_change = bool(self._rows)  # the first report names all: some may have left since that of the last uplink
         left = [node for node in change.left if self._rows.pop(node, None) is not None]
         self._rows.update((row.node, row) for row in changed)
         for k, rows in enumerate(_batches(changed) if changed or left else ()):
-            self._daemon.send(ClusterNodes(rows, left if k == 0 else [], True, False))
+            self._daemon.send(ClusterNodes(rows, left if k == 0 else [], is_change or k > 0, False))
 
     @property
     def is_looking(self) -> bool:
