@@ -7,7 +7,6 @@ _NAMES = {  # the name in imports -> the name for pip
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "google.protobuf": "protobuf",
-    "cryptography": "cryptography",
 }
 
 
