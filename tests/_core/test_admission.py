@@ -192,56 +192,6 @@ def test_dead_drivers_held_tasks_end(node, client, function):
     assert admission.take_held(client) == []
 
 
-def test_watch_tells_each_move_once_and_forgets_what_is_gone(client, function, demand):
-    watch = admission.Watch(client)
-    refs = [submit(client, function, demand) for _ in range(100)]
-    held = admission.take_held(client)
-    for key in held:
-        watch.add(key)
-    assert watch.look() == [(key, admission.WAITING, 0) for key in held]
-    assert watch.look() == []
-    for key in held[:3]:
-        admission.admit(client, *key)
-    assert watch.look() == [(key, admission.QUEUED, 0) for key in held[:3]]
-    task = next_task(client)
-    assert watch.look() == [(held[0], admission.RUNNING, client.index)]
-    watch.add(held[5])  # it may have moved, and moved back, since the last look
-    assert watch.look() == [(held[5], admission.WAITING, 0)]
-    end(client, task)
-    assert watch.look() == [(held[0], admission.GONE, 0)]
-    assert watch.look() == []
-    del refs
-    for key in held[1:]:
-        admission.admit(client, *key)
-    for _ in held[1:]:
-        end(client, next_task(client))
-    assert sorted(watch.look()) == [(key, admission.GONE, 0) for key in sorted(held[1:])]
-    assert watch.look() == []
-
-
-def test_watched_task_whose_record_is_used_again_is_gone(client, function, demand):
-    watch = admission.Watch(client)
-
-    def run(looks):
-        ref = submit(client, function, demand)
-        (key,) = admission.take_held(client)
-        admission.admit(client, *key)
-        watch.add(key)
-        if looks:
-            assert watch.look() == [(key, admission.QUEUED, 0)]
-        end(client, next_task(client))
-        del ref
-        return key
-
-    first = run(True)
-    second = run(False)
-    assert first[0] == second[0]
-    assert watch.look() == [(first, admission.GONE, 0), (second, admission.GONE, 0)]
-    assert watch.look() == []
-    with pytest.raises(IndexError):
-        watch.add((1 << 30, 1))
-
-
 def test_demand_of_another_tasks_record_is_not_told(client, function, demand):
     submit(client, function, demand)
     ((task, id),) = admission.take_held(client)

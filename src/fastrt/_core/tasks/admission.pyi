@@ -1,7 +1,5 @@
 from typing import Any
 
-from typing_extensions import disjoint_base
-
 from fastrt._core.memory.clients import Client
 
 DEMAND: int
@@ -10,12 +8,6 @@ WAITING: int
 QUEUED: int
 RUNNING: int
 BLOCKED: int
-
-@disjoint_base
-class Watch:
-    def __new__(cls, client: Client) -> Watch: ...
-    def add(self, key: Any) -> None: ...
-    def look(self) -> list[tuple[Any, int, int]]: ...
 
 def named(client: Client, t: int, id: int) -> list[int]: ...
 def demand_of(client: Client, t: int, id: int) -> Any: ...

@@ -5,9 +5,7 @@ They are submitted, cancelled and recovered like every task. Held tasks are on a
 node daemon takes them off it, remembers them, and makes them READY one by one. When a daemon dies, the tasks that it
 remembered are found by their words: the next daemon calls `take_over`.
 """
-from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -108,99 +106,29 @@ def states(Client client, list tasks):
         (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted; RUNNING and BLOCKED:
         `client` has claimed it, and runs it or has forwarded it to another node.
     """
+    cdef frt_ctx *x = &client.x
     cdef uint32_t t
-    cdef uint64_t id
+    cdef uint64_t id, word
+    cdef int state
+    cdef list found = []
     client.ensure()
-    return [_state(&client.x, t, id) for t, id in tasks]
-
-
-cdef tuple _state(frt_ctx *x, uint32_t t, uint64_t id):
-    """Return where a task is, and the client that has claimed it, as `states`."""
-    cdef uint64_t word = a64_load_acq(x.task_words + t) if t < frt_tasks(x) else 0
-    cdef int state = frt_word_state(word)
-    # An ending task drops its counts before it gives its record back.
-    if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
-            not x.tasks[t].flags & FRT_TASK_COUNTED:
-        return 0, 0
-    if state == FRT_TASK_WAITING:
-        return 1, 0
-    if state == FRT_TASK_READY:
-        return 2, 0
-    return 4 if state == FRT_TASK_BLOCKED else 3, frt_word_client(word)
-
-
-cdef class Watch:
-    """Reports which of many tasks have moved since the last look, in a few nanoseconds for each that has not.
-
-    Args:
-        client: this process's.
-    """
-
-    def __cinit__(self, Client client):
-        client.ensure()
-        self.client, self.keys, self.places, self.gone = client, [], {}, []
-
-    def __dealloc__(self):
-        free(self.seen)
-
-    def add(self, key):
-        """Watch a task, and report it at the next look; `key` begins with its index and id. A task may come again."""
-        cdef uint32_t t = key[0]
-        cdef size_t place
-        if t >= frt_tasks(&self.client.x):
-            raise IndexError(f"there is no task {t}")
-        place = self.places.setdefault(t, len(self.keys))
-        if place < <size_t>len(self.keys):
-            if self.keys[place] != key:  # its record was used again
-                self.gone.append((self.keys[place], 0, 0))
-                self.keys[place] = key
+    for t, id in tasks:
+        state = FRT_TASK_EMPTY
+        word = 0
+        if t < frt_tasks(x):
+            word = a64_load_acq(x.task_words + t)
+            state = frt_word_state(word)
+        # An ending task drops its counts before it gives its record back.
+        if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
+                not x.tasks[t].flags & FRT_TASK_COUNTED:
+            found.append((0, 0))
+        elif state == FRT_TASK_WAITING:
+            found.append((1, 0))
+        elif state == FRT_TASK_READY:
+            found.append((2, 0))
         else:
-            self._grow()
-            self.keys.append(key)
-        self.seen[place].word, self.seen[place].task = 0, t
-
-    cdef int _grow(self) except -1:
-        cdef size_t room = 64
-        cdef void *larger
-        if <size_t>len(self.keys) < self.room:
-            return 0
-        room = max(room, 2 * self.room)
-        larger = realloc(self.seen, room * sizeof(frt_seen))
-        if larger == NULL:
-            raise MemoryError
-        self.seen = <frt_seen *>larger
-        self.room = room
-        return 0
-
-    def look(self):
-        """Return (key, state, client) of each task that has moved, as `states`; those that are GONE are forgotten."""
-        cdef frt_ctx *x = &self.client.x
-        cdef size_t k = 0
-        cdef size_t count = len(self.keys)
-        cdef uint64_t word
-        cdef frt_seen *seen
-        self.client.ensure()
-        moved, self.gone = self.gone, []
-        while k < count:
-            seen = self.seen + k
-            word = a64_load_acq(x.task_words + seen.task)
-            if word == seen.word and x.tasks[seen.task].flags & FRT_TASK_COUNTED:
-                k += 1
-                continue
-            seen.word = word
-            key = self.keys[k]
-            where = _state(x, key[0], key[1])
-            moved.append((key, *where))
-            if where[0]:
-                k += 1
-                continue
-            del self.places[seen.task]
-            count -= 1
-            last = self.keys.pop()
-            if k < count:
-                self.keys[k], self.seen[k] = last, self.seen[count]
-                self.places[last[0]] = k
-        return moved
+            found.append((4 if state == FRT_TASK_BLOCKED else 3, frt_word_client(word)))
+    return found
 
 
 def admit(Client client, uint32_t t, uint64_t id, uint32_t devices=0, bint first=False):
