@@ -38,7 +38,8 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]' 'fastrt[metrics]' 'fastrt[debugpy]'
 	-test `id -u` != 0 || apt-get install -y -qq slurmctld slurmd slurm-client openmpi-bin mpich openssh-server openssh-client iproute2 tcpdump debootstrap
 	@# These need extras, which `make test` does not install.
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/worker/test_debugpy.py tests/node/test_spill_storage.py tests/launch/test_manifest.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/worker/test_debugpy.py tests/node/test_spill_storage.py tests/launch/test_manifest.py \
+	tests/test_site.py tests/util/test_dask.py tests/util/test_joblib.py
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/support/jax_envs.py
