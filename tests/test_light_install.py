@@ -77,9 +77,7 @@ def test_documented_packages_are_those_of_this_test():
 
 
 def test_light_install_has_no_packages_of_services(bare):
-    code = (
-        "import fastrt, importlib.util as u; print([n for n in ('grpc', 'google') if u.find_spec(n)])"
-    )
+    code = "import fastrt, importlib.util as u; print([n for n in ('grpc', 'google') if u.find_spec(n)])"
     assert run(bare, "-c", code).stdout == "[]\n"
 
 

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from fastrt._core.objects import bulk, handles, unread_list
 from fastrt._core.repair import fsck, recovery
 from fastrt._core.tasks import submission, tasks
 from fastrt.errors import NotInitializedError, StaleReferenceError
+from support.threads import together
 
 THREADS = 4
 ROUNDS = 20_000
@@ -31,23 +33,7 @@ def frequent_turns() -> Iterator[None]:
 
 def in_threads(work: Callable[[int], object], count: int = THREADS) -> None:
     """Call `work(number)` in so many threads at once; the first error is raised."""
-    failed: list[BaseException] = []
-    start = threading.Barrier(count)
-
-    def run(number: int) -> None:
-        try:
-            start.wait()
-            work(number)
-        except BaseException as exc:
-            failed.append(exc)
-
-    running = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if failed:
-        raise failed[0]
+    together(*[partial(work, number) for number in range(count)])
 
 
 def put(client: Client, data: bytes) -> handles.Ref:

@@ -83,7 +83,7 @@ def test_next_uplink_of_a_node_knows_the_standbys_and_that_the_first_head_is_los
 
 
 class Row(NamedTuple):
-    """What `Heads` reads of a member's report."""
+    """A member of a head, with the fields of its report that `Heads` reads."""
 
     node: str
     standby: str

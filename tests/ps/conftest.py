@@ -24,6 +24,7 @@ from fastrt.ps.server import Server
 from fastrt.ps.server_process import ServerProcess
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
+from support.threads import together
 
 
 class Kept(MemoryMedium):
@@ -134,25 +135,6 @@ def site() -> Iterator[Callable[..., Site]]:
     yield make
     while made:  # and let go of them: pytest keeps the fixture for longer
         made.pop().close()
-
-
-def together(*works: Callable[[], object]) -> None:
-    """Run functions in threads at once; raise what the first of them raised."""
-    errors: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.fixture(name="together")

@@ -2,12 +2,13 @@
 
 import collections
 import random
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 import fastrt
+from support.threads import together
 
 THREADS = 8
 HELD = 20  # values that a thread keeps at a time
@@ -110,19 +111,5 @@ def test_each_thread_gets_what_it_asked_for(rt, rounds):
     counter = Sum.remote()
     shared: collections.deque[tuple[Any, bytes]] = collections.deque(maxlen=30)
     players = [Player(number, counter, shared) for number in range(THREADS)]
-    failed: list[BaseException] = []
-
-    def run(player: Player) -> None:
-        try:
-            player.play(rounds)
-        except BaseException as exc:
-            failed.append(exc)
-
-    threads = [threading.Thread(target=run, args=(player,)) for player in players]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    together(*[partial(player.play, rounds) for player in players])
     assert fastrt.get(counter.add.remote(0)) == sum(player.added for player in players)

@@ -125,6 +125,13 @@ cdef int _free_slot(frt_ctx *x, uint32_t first, uint32_t most) noexcept nogil:
     return FRT_CLIENTS_FULL
 
 
+cdef void _write_name(frt_client *slot, bytes text):
+    """Write a client's name, of at most 63 bytes, into its slot."""
+    cdef size_t j
+    for j in range(sizeof(slot.name)):
+        slot.name[j] = text[j] if j < <size_t>len(text) else 0
+
+
 def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, uint32_t first=0):
     """Give a process a slot. The caller (the daemon) has opened the process's pidfd already.
 
@@ -161,8 +168,7 @@ def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, ui
             gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
             frt_client_clear(slot)
             slot.pid, slot.starttime, slot.kind = pid, started, kind
-            for j in range(len(text)):
-                slot.name[j] = text[j]
+            _write_name(slot, text)
             a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))  # commit
             return i, gen
     finally:
@@ -189,15 +195,13 @@ def readmit(Segment segment, uint32_t index, int kind, str name):
     """
     cdef frt_ctx x
     cdef bytes text = name.encode()[:63]
-    cdef size_t j
     segment.describe(&x)
     if index >= x.clients_max:
         raise ValueError(f"slot {index} is not in the table of {x.clients_max}")
     cdef frt_client *slot = x.clients + index
     cdef uint32_t gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
     slot.kind = kind
-    for j in range(sizeof(slot.name)):
-        slot.name[j] = text[j] if j < <size_t>len(text) else 0
+    _write_name(slot, text)
     a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))
     return gen
 
@@ -382,11 +386,8 @@ cdef class Client:
     def rename(self, str name):
         """Change this client's name in listings, which may read a part of it meanwhile; at most 63 bytes."""
         cdef bytes text = name.encode("utf-8", "replace")[:63]
-        cdef size_t j
         self.ensure()
-        cdef frt_client *slot = self.x.clients + self.x.me
-        for j in range(sizeof(slot.name)):
-            slot.name[j] = text[j] if j < <size_t>len(text) else 0
+        _write_name(self.x.clients + self.x.me, text)
 
     def name_methods(self, list names):
         """Give the names of the methods whose calls this client runs, for its counts: at most 63 bytes of each."""
