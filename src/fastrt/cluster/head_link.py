@@ -268,9 +268,10 @@ class HeadLink:
     def _see(self, members: Members, address: str) -> None:
         """Take the standby heads from the members of a head."""
         self._heads.see(time.monotonic(), members.reports.values(), address == self._heads.first)
-        if self._heads.known != self._known:
-            self._known = self._heads.known
-            self.on_heads(self._known)
+        known = self._heads.known
+        if known != self._known:
+            self._known = known
+            self.on_heads(known)
 
     async def _other_head_is_in_charge(self) -> None:
         """Wait until an earlier head is in charge; this node then ends the turn of its standby.
