@@ -34,12 +34,14 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright axe-playwright-python
 	-command -v chromium > /dev/null || apt-get install --yes -qq chromium
 	-$(BIN)/python -m pip install --quiet --only-binary :all: kubernetes-validate
+	@# A type checker whose versions still change what it reports.
+	-$(BIN)/python -m pip install --quiet --only-binary :all: ty==0.0.108
 	-command -v promtool > /dev/null || apt-get install --yes -qq prometheus
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[spill]' s3fs 'moto[server]' 'fastrt[metrics]' 'fastrt[debugpy]'
 	-test `id -u` != 0 || apt-get install -y -qq slurmctld slurmd slurm-client openmpi-bin mpich openssh-server openssh-client iproute2 tcpdump debootstrap
 	@# These need extras, which `make test` does not install.
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/worker/test_debugpy.py tests/node/test_spill_storage.py tests/launch/test_manifest.py \
-	tests/test_site.py tests/util/test_dask.py tests/util/test_joblib.py
+	tests/test_site.py tests/util/test_dask.py tests/util/test_joblib.py tests/typing/test_types.py
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/support/jax_envs.py

@@ -1,7 +1,7 @@
 """Uses of the public API for type checkers, read by `test_types.py` and never run.
 
-A line with the comment `wrong` must be reported by mypy and pyright, one with `wrong for pyright` by pyright, and no
-other line may be reported.
+A line with the comment `wrong` must be reported by mypy, pyright, pyrefly and ty, one with `wrong, not to mypy` by all
+but mypy. One with `not for pyrefly` is reported by pyrefly although it is right. No other line may be reported.
 """
 
 import concurrent.futures
@@ -75,8 +75,9 @@ def untyped(n, by=2):  # type: ignore[no-untyped-def]
     yield n * by
 
 
-number: ObjectRef[int] = fastrt.put(1)
-text: ObjectRef[str] = fastrt.put("a")
+# No literals: ty would keep them as the types of the values.
+number: ObjectRef[int] = fastrt.put(int("1"))
+text: ObjectRef[str] = fastrt.put(str(1))
 floats: ObjectRef[list[float]] = fastrt.put([1.0])
 unknown: ObjectRef = fastrt.put(1)
 
@@ -113,7 +114,9 @@ assert_type(perhaps.remote(1, (1.0, 2.0)), ObjectRef[int | None])
 assert_type(total.remote(), ObjectRef[int])
 assert_type(total.remote(1, 2, 3), ObjectRef[int])
 assert_type(total.remote(number, number, number), ObjectRef[int])
-assert_type(total.remote(1, number, 2, number), ObjectRef[int])
+assert_type(total.remote(1, number), ObjectRef[int])
+assert_type(total.remote(number, 1, number), ObjectRef[int])  # not for pyrefly
+assert_type(total.remote(1, number, 2, number), ObjectRef[int])  # not for pyrefly
 assert_type(total.remote(*[1, 2]), ObjectRef[int])
 assert_type(total.remote(*[number, number]), ObjectRef[int])
 assert_type(labelled.remote("a", 1, 2), ObjectRef[dict[str, int]])
@@ -136,8 +139,8 @@ add.remote(1, "b")  # wrong: type of an argument
 add.remote(1)  # wrong: count
 add.remote()  # wrong: count
 add.remote(1, 2, 3)  # wrong: count
-add.remote(number)  # wrong for pyright: count
-add.remote(number, number, number)  # wrong for pyright: count
+add.remote(number)  # wrong, not to mypy: count
+add.remote(number, number, number)  # wrong, not to mypy: count
 add.remote(1, c=2)  # wrong: keyword
 add.remote(number, c=2)  # wrong: keyword
 add.remote(text, 2)  # wrong: type of a reference's value
@@ -258,7 +261,7 @@ fastrt.remote(max_retries=1, max_restarts=1)  # wrong: options of functions and 
 
 # ---- references ----
 
-assert_type(fastrt.put(1), ObjectRef[int])
+assert_type(fastrt.put(fastrt.get(number)), ObjectRef[int])
 assert_type(fastrt.put([1.0]), ObjectRef[list[float]])
 assert_type(fastrt.get(number), int)
 assert_type(fastrt.get(text), str)

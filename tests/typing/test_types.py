@@ -1,12 +1,14 @@
-"""The types of the public API, as mypy and pyright read them: `cases.py` says which lines are wrong."""
+"""The types of the public API, as type checkers read them: `cases.py` says which lines are wrong."""
 
 import importlib.util
 import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import typing
 from pathlib import Path
 
@@ -57,6 +59,31 @@ def test_pyright_reports_the_wrong_lines_only():
     result = run("pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(HERE))
     found = [one for one in json.loads(result.stdout)["generalDiagnostics"] if one["severity"] == "error"]
     check({one["range"]["start"]["line"] + 1 for one in found}, "\n".join(map(str, found)), "  # wrong")
+
+
+# Half a second each: they are programs of Rust, and keep nothing.
+OTHER_CHECKERS = {
+    # The preset, because pyrefly takes mypy's settings from pyproject.toml otherwise.
+    "pyrefly": (
+        "check --preset default --output-format min-text --search-path src --python-interpreter-path",
+        r"^ERROR (\S+?):(\d+):",
+        "  # wrong|  # not for pyrefly",
+    ),
+    "ty": ("check --output-format concise --extra-search-path src --python", r"^(\S+?):(\d+):\d+: error", "  # wrong"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CHECKERS)
+def test_other_checker_reports_the_wrong_lines_only(name):
+    words, error, mark = OTHER_CHECKERS[name]
+    program = shutil.which(name, path=sysconfig.get_path("scripts"))
+    if program is None:
+        pytest.skip(f"{name} is not installed")
+    command = [program, *words.split(), sys.executable, "--python-version", "3.10", str(CASES)]
+    output = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=CHECKER_S).stdout
+    found = re.findall(error, output, re.M)
+    assert {Path(path).name for path, _ in found} == {CASES.name}, output
+    check({int(line) for _, line in found}, output, mark)
 
 
 def test_types_can_be_written_at_run_time():

@@ -4,16 +4,17 @@ At run time this module has type variables and a decorator that returns its argu
 
 `Submit` says how `.remote` may be called: with the exact parameters, or with a reference in place of an argument. One
 overload for each position of the last reference keeps the checks of all other arguments. The overloads take their
-parameters from a protocol's property, because mypy solves `Concatenate` for callables and not for classes.
+parameters from a protocol's method, because mypy solves `Concatenate` for callables and not for classes, and pyrefly
+does not solve it for a property's callable.
 """
 
 # mypy: disable-error-code="overload-overlap"
 # The first overload that fits counts: a function that returns an iterator fits the last one, too.
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, Generic, Literal, Protocol, TypedDict, overload
+from typing import Any, Concatenate, Generic, Literal, Protocol, overload
 
-from typing_extensions import ParamSpec, TypeVar
+from typing_extensions import ParamSpec, TypedDict, TypeVar
 
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
@@ -24,7 +25,9 @@ from fastrt.tasks.placement_group import PlacementGroupSchedulingStrategy
 from fastrt.tasks.remote import RemoteFunction
 from fastrt.tasks.resources import NodeAffinity
 
-P = ParamSpec("P", default=...)
+# Contravariant: `RemoteFunction[[int], str]` takes a function whose parameter has a name, as mypy and pyright allow it
+# anyway. The specification leaves the word's meaning open; pyrefly and ty follow it.
+P = ParamSpec("P", default=..., contravariant=True)  # type: ignore[misc]
 R = TypeVar("R", default=Any, covariant=True)
 Out = TypeVar("Out", default="ObjectRef[R]", covariant=True)  # of `.remote(...)`
 Handle = TypeVar("Handle", default="ActorHandle", covariant=True)
@@ -57,57 +60,57 @@ _A6 = TypeVar("_A6")
 _A7 = TypeVar("_A7")
 
 class _Takes1(Protocol[_I0, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _Q], Any]: ...
+    def signature(self, a0: _I0, /, *args: _Q.args, **kwargs: _Q.kwargs) -> Any: ...
 
 class _Takes2(Protocol[_I0, _I1, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _Q], Any]: ...
+    def signature(self, a0: _I0, a1: _I1, /, *args: _Q.args, **kwargs: _Q.kwargs) -> Any: ...
 
 class _Takes3(Protocol[_I0, _I1, _I2, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _Q], Any]: ...
+    def signature(self, a0: _I0, a1: _I1, a2: _I2, /, *args: _Q.args, **kwargs: _Q.kwargs) -> Any: ...
 
 class _Takes4(Protocol[_I0, _I1, _I2, _I3, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _I3, _Q], Any]: ...
+    def signature(self, a0: _I0, a1: _I1, a2: _I2, a3: _I3, /, *args: _Q.args, **kwargs: _Q.kwargs) -> Any: ...
 
 class _Takes5(Protocol[_I0, _I1, _I2, _I3, _I4, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _I3, _I4, _Q], Any]: ...
+    def signature(self, a0: _I0, a1: _I1, a2: _I2, a3: _I3, a4: _I4, /, *args: _Q.args, **kwargs: _Q.kwargs) -> Any: ...
 
 class _Takes6(Protocol[_I0, _I1, _I2, _I3, _I4, _I5, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _I3, _I4, _I5, _Q], Any]: ...
+    def signature(
+        self, a0: _I0, a1: _I1, a2: _I2, a3: _I3, a4: _I4, a5: _I5, /, *args: _Q.args, **kwargs: _Q.kwargs
+    ) -> Any: ...
 
 class _Takes7(Protocol[_I0, _I1, _I2, _I3, _I4, _I5, _I6, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _I3, _I4, _I5, _I6, _Q], Any]: ...
+    def signature(
+        self, a0: _I0, a1: _I1, a2: _I2, a3: _I3, a4: _I4, a5: _I5, a6: _I6, /, *args: _Q.args, **kwargs: _Q.kwargs
+    ) -> Any: ...
 
 class _Takes8(Protocol[_I0, _I1, _I2, _I3, _I4, _I5, _I6, _I7, _Q]):
-    @property
-    def signature(self) -> Callable[Concatenate[_I0, _I1, _I2, _I3, _I4, _I5, _I6, _I7, _Q], Any]: ...
+    def signature(
+        self,
+        a0: _I0,
+        a1: _I1,
+        a2: _I2,
+        a3: _I3,
+        a4: _I4,
+        a5: _I5,
+        a6: _I6,
+        a7: _I7,
+        /,
+        *args: _Q.args,
+        **kwargs: _Q.kwargs,
+    ) -> Any: ...
 
 # For `f.remote(*refs)`. To mypy every function of positional parameters fits them, so it does not count references.
-class _Any(Protocol[_I0]):
-    def __call__(self, /, *args: _I0) -> Any: ...
-
-class _OneAndAny(Protocol[_I0, _I1]):
-    def __call__(self, a0: _I0, /, *args: _I1) -> Any: ...
-
 class _TakesAny(Protocol[_I0]):
-    @property
-    def signature(self) -> _Any[_I0]: ...
+    def signature(self, /, *args: _I0) -> Any: ...
 
 class _TakesOneAndAny(Protocol[_I0, _I1]):
-    @property
-    def signature(self) -> _OneAndAny[_I0, _I1]: ...
+    def signature(self, a0: _I0, /, *args: _I1) -> Any: ...
 
 class Submit(Generic[_P, _Result]):
     """The type of a bound `.remote`."""
 
-    @property
-    def signature(self) -> Callable[_P, Any]: ...
+    def signature(self, /, *args: _P.args, **kwargs: _P.kwargs) -> Any: ...
     @overload
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _Result: ...
     @overload
@@ -228,7 +231,7 @@ class Remote:
 class OnlyAny:
     """A type that no function returns: a function that fits it returns `Any`."""
 
-class _Processes(TypedDict, total=False):
+class _Common(TypedDict, total=False):
     num_cpus: float | None
     num_gpus: float | None
     label_selector: Mapping[str, str] | None
@@ -237,10 +240,6 @@ class _Processes(TypedDict, total=False):
     scheduling: str | None
     scheduling_strategy: str | NodeAffinity | PlacementGroupSchedulingStrategy | None
     runtime_env: dict[str, Any] | None
-
-class CommonOptions(_Processes, total=False):
-    """Options that functions and classes have."""
-
     name: str | None
     memory: float | None
     accelerator_type: str | None
@@ -249,7 +248,11 @@ class CommonOptions(_Processes, total=False):
     placement_group_capture_child_tasks: bool | None
     enable_task_events: bool
 
-class MethodOptions(TypedDict, total=False):
+# `closed`: ty takes any further option otherwise.
+class CommonOptions(_Common, total=False, closed=True):
+    """Options that functions and classes have."""
+
+class MethodOptions(TypedDict, total=False, closed=True):
     """Options of actors' methods; `num_returns` is in the overloads."""
 
     retry_exceptions: bool | Sequence[type[Exception]] | None
@@ -263,7 +266,7 @@ class MethodOptions(TypedDict, total=False):
     name: str | None
     enable_task_events: bool | None
 
-class FunctionOptions(CommonOptions, total=False):
+class FunctionOptions(_Common, total=False, closed=True):
     """Options of remote functions; `num_returns` is in the overloads."""
 
     retry_exceptions: bool | Sequence[type[Exception]] | None
@@ -277,7 +280,7 @@ class FunctionOptions(CommonOptions, total=False):
     priority: int | None
     max_calls: int | None
 
-class ClassOptions(CommonOptions, total=False):
+class ClassOptions(_Common, total=False, closed=True):
     """Options of remote classes."""
 
     namespace: str | None
