@@ -52,7 +52,7 @@ class Srun:
 
     def run(self, *words, **about):
         process = self.start(*words, **about)
-        out, err = process.communicate(timeout=90)
+        out, err = self._slurm.output(process)
         return process.returncode, out, err
 
 
@@ -122,11 +122,11 @@ def test_tasks_of_a_slurm_job_meet_at_its_coordinator_for_jax(srun, program):
     assert (code, out) == (0, "[(0, '2', 2), (1, '2', 2)] 0 127.0.0.1:0\n"), err
 
 
-def test_two_jobs_of_one_user_on_the_same_machines_are_two_clusters(srun, program):
+def test_two_jobs_of_one_user_on_the_same_machines_are_two_clusters(srun, slurm, program):
     path = program(APP)
     jobs = [srun.start("--num-workers", "1", path, "0") for _ in range(2)]
     for job in jobs:
-        out, err = job.communicate(timeout=90)
+        out, err = slurm.output(job)
         assert job.returncode == 0, err
         assert json.loads(out)["names"] == ["n1", "n2"]
 
@@ -150,7 +150,7 @@ def test_program_without_room_in_shared_memory_runs(srun, slurm, program):
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     words = ["unshare", "-m", "sh", "-c", mount, "sh", *FASTRT, "run", "--num-workers", "1", path]
     process = slurm.srun("-N2", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = process.communicate(timeout=90)
+    out, err = slurm.output(process)
     assert (process.returncode, out) == (0, "12000000.0\n"), err
 
 
@@ -166,19 +166,21 @@ def test_node_that_comes_late_is_named_and_then_joins(slurm, command, program, t
         if "n2: has not connected to port" in line:
             break
     named.touch()
-    out, err = process.communicate(timeout=90)
+    out, err = slurm.output(process)
     assert process.returncode == 0, err
     assert json.loads(out)["names"] == ["n1", "n2"]
     assert "node 2 of 2: n2" in err
 
 
-def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(srun, program, wait_until, runtime_dir, tmp_path):
+def test_node_that_is_killed_leaves_and_its_tasks_run_elsewhere(
+    srun, slurm, program, wait_until, runtime_dir, tmp_path
+):
     path = program(f"{SLOW}    print(len(hosts), set(hosts) >= {{'n1'}}, flush=True)\n")
     process = srun.start("--num-workers", "2", path, options=["--unbuffered"])
     assert process.stdout.readline() == "up\n"
     (rank,) = [one for one in rest_of(path) if one.environ().get("SLURM_PROCID") == "1" and "run" in one.cmdline()]
     kill_all(rank)
-    out, err = process.communicate(timeout=90)
+    out, err = slurm.output(process)
     assert out == "40 True\n", err
     assert "node n2 has left: 1 of 2 are there" in err
     wait_until(lambda: is_swept(runtime_dir, tmp_path), "the sessions to be swept")
@@ -197,7 +199,7 @@ def test_cancelled_slurm_job_leaves_no_process(srun, slurm, program, wait_until,
             if "interrupt" in line:
                 break
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    slurm.output(process, 60.0)
     assert process.returncode != 0
     wait_until(lambda: not rest_of(path), "all processes of the job to end", 20)
     wait_until(lambda: is_swept(runtime_dir, tmp_path), "the sessions to be swept")

@@ -79,6 +79,22 @@ class Slurm:
         """Start srun on the host ctl."""
         return subprocess.Popen([*self.machines.within("ctl"), "srun", *words], env=self.env, text=True, **about)
 
+    def output(self, process: "subprocess.Popen[str]", patience_s: float = 90.0) -> tuple[str, str]:
+        """Wait for the end of what `srun` started; its output and error output.
+
+        Raises:
+            AssertionError: it did not end in time; the message has what it printed, and Slurm's logs.
+        """
+        try:
+            return process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            words = [*self.machines.within("ctl"), "scancel", "--user=root", "--signal=KILL"]
+            subprocess.run(words, env=self.env, check=True, timeout=60)
+            out, err = process.communicate(timeout=60)
+            raise AssertionError(
+                f"srun did not end in {patience_s:g} s; it printed:\n{out}\n{err}\n{self._logs()}"
+            ) from None
+
     def close(self) -> None:
         """End the daemons, once the processes of the last step have reported its end: without slurmctld they wait."""
         until = time.monotonic() + _UP_S
@@ -117,7 +133,10 @@ class Slurm:
         words = [*self.machines.within("ctl"), "sinfo", "-h", "-o", "%T %D"]
         while "idle 2" not in subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=60).stdout:
             if time.monotonic() > until:
-                logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
+                logs = self._logs()
                 self.close()
                 raise AssertionError(f"Slurm did not start:\n{logs}")
             threading.Event().wait(0.1)
+
+    def _logs(self) -> str:
+        return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in self._folder.glob("*.log"))

@@ -26,7 +26,6 @@ from fastrt._core.objects import functions, remote, spill
 from fastrt._core.tasks import tasks
 from fastrt.config import Config
 from fastrt.errors import LockStuck
-from fastrt.folders import private_folder
 from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
@@ -86,6 +85,7 @@ from fastrt.store.messages import (
     Unread,
     WaitAnswer,
 )
+from fastrt.store.session_folder import Beat, make_session_folder
 
 _TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
 _QUIET_TICK_S = 1.0  # the same, after so many ticks without an event
@@ -131,8 +131,8 @@ class Daemon:
         if adopt is None:
             sweep_sessions(config.runtime_dir, config.spill_dir)
         self._segment = create_segment(config) if adopt is None else Segment.attach(adopt)
-        self._dir = config.runtime_dir / self._segment.session
-        private_folder(self._dir, "the session's folder")
+        self._dir = make_session_folder(config.runtime_dir / self._segment.session, "the session's folder")
+        self._beat = Beat([self._dir, config.spill_dir / self._segment.session])
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
@@ -560,6 +560,7 @@ class Daemon:
             self._admission.refresh()
         if self._advisor is not None:
             self._advisor.look(now)
+        self._beat.tend(now)
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             with contextlib.suppress(LockStuck):

@@ -1,6 +1,7 @@
 """The remains of crashed sessions: segments in /dev/shm, folders of sockets and logs, folders of spilled values.
 
-The next session that starts removes them, and so does `fastrt doctor --clean`.
+The next session that starts removes them, and so does `fastrt doctor --clean`. Folders of sessions on other machines or
+in other containers stay; see `store/session_folder.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fastrt._core.memory import segment
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR
 from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder
 from fastrt.store.join import answers
+from fastrt.store.session_folder import may_be_removed
 from fastrt.store.spill_storage import ObjectStorage, url_in
 
 
@@ -77,6 +79,7 @@ def _folders(runtime_dir: Path, spill_dir: Path, dead: set[str]) -> list[Path]:
                 and gone
                 and not answers(str(runtime_dir / folder.name / "node.sock"))
                 and _is_private(folder)
+                and may_be_removed(folder)
             ):
                 found.append(folder)
     return found

@@ -33,10 +33,10 @@ from fastrt.folders import (
     UnsafeFolderError,
     has_private_folder,
     open_private,
-    private_folder,
     read_private,
     replace_private,
 )
+from fastrt.store.session_folder import make_session_folder
 from fastrt.store.spill_storage import is_stub, stub
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class SpillFiles:
     def _stubs(self) -> set[str]:
         """List the stubs that an earlier daemon has left."""
         with suppress(OSError):
-            return {name for name in os.listdir(self._folder) if self.is_stored(int(name, 16))}
+            return {name for name in os.listdir(self._folder) if name[0] != "." and self.is_stored(int(name, 16))}
         return set()
 
     def read_ahead(self, objref: int, nbytes: int) -> None:
@@ -375,7 +375,7 @@ class SpillFiles:
     def _check_folder(self) -> None:
         """Check the folder once: another user cannot change a folder that `private_folder` has accepted."""
         if not self._is_checked:
-            private_folder(self._folder, SPILL_FOLDER)
+            make_session_folder(self._folder, SPILL_FOLDER)
             self._is_checked = True
 
     def _mac(self, header: bytes) -> AEADEncryptionContext:

@@ -89,7 +89,7 @@ cdef list _check_files(frt_ctx *x):
         if frt_word_state(frt_state(x, i)[0]) > FRT_OBJ_PENDING and x.entries[i].flags & FRT_ENTRY_FILE:
             files[b"%016x" % x.entries[i].objref] = i, frt_word_state(frt_state(x, i)[0])
     try:
-        found = set(os.listdir(folder))
+        found = {name for name in os.listdir(folder) if not name.startswith(b".")}  # its mark
     except FileNotFoundError:
         found = set()
     for name in sorted(found - files.keys()):
