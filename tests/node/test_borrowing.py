@@ -80,6 +80,14 @@ def test_absent_node_is_lost_after_its_time_or_soon_after_it_has_left():
         returns.lose()
 
 
+def test_absent_node_whose_uplink_is_killed_again_has_the_whole_time_once_more():
+    """Its next uplink claimed values that had been dropped: the second return did not count."""
+    absent = Absence("node", "its uplink was killed", 0.0)
+    looks = [(0.5, False), (1.5, True), (2.5, False), (4.4, True), (5.3, True), (4.4 + CLAIM_S, True)]
+    assert [absent.look(*one) for one in looks] == [False] * 6
+    assert absent.look(4.5 + CLAIM_S, True)
+
+
 def test_values_are_kept_for_a_node_that_the_first_view_of_a_head_does_not_list(monkeypatch):
     """Such a node came back and claimed values that had been dropped two seconds after that view."""
     clock = [0.0]

@@ -217,16 +217,14 @@ class Cluster:
     def keeps_all(self) -> bool:
         """Whether no value may be given up: no machine is lost, and none can seem to be.
 
-        A node seems to be lost if the head does not list it, and if its uplink is killed again while it is cut off.
+        A node seems to be lost if the head does not list it.
         """
         faults = "\n".join(self.faults)
         if self.may_lose or "head" in faults:
             return False
         killed = re.findall(r"kill the uplink of (\w+)", faults)
-        is_again = len(set(killed)) < len(killed) or "receiver" in faults
-        if set(killed) & set(re.findall(r"kill the daemon of (\w+)", faults)):
-            return False  # what the uplink held is with the daemon until the next uplink has it
-        return "cut" not in faults or not is_again
+        # What the uplink held is with the daemon until the next uplink has it.
+        return not set(killed) & set(re.findall(r"kill the daemon of (\w+)", faults))
 
     def check_hops(self, number: int, hops: int) -> None:
         """Check how often a task was forwarded before it runs."""

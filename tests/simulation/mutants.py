@@ -139,6 +139,8 @@ MUTANTS = [
            "        return forwarded, was_sealed\n"),
     Mutant("absent: a node that is back is given up", "claims",
            "        elif is_member and self.until", "        elif False and self.until"),
+    Mutant("absent: a node that is back twice is given up", "claims",
+           "        elif is_member and self.until", "        elif is_member and self.moves < 1 << 8 and self.until"),
     # ---- placement groups ----
     Mutant("groups: one that was removed before the daemon knew it", "node.groups",
            "        if name not in self._groups:\n            self._note",

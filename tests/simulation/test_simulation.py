@@ -82,15 +82,9 @@ def test_nodes_that_leave_in_order_lose_nothing():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("family", "count"),
-    [
-        *((family, 60) for family in ("reserved", "groups", "standby", "named", "daemons", "crowds", "stops")),
-        ("mixture", 52),  # seed 152 fails: a task whose sender's uplink was killed reads a value that is gone
-    ],
-)
-def test_many_seeds_of_a_family_hold(family, count):
-    ran = simulate("--seed", "100", "--seeds", str(count), "--mixed", "--family", family, "--jobs", "2")
+@pytest.mark.parametrize("family", ["reserved", "groups", "standby", "named", "daemons", "crowds", "stops", "mixture"])
+def test_many_seeds_of_a_family_hold(family):
+    ran = simulate("--seed", "100", "--seeds", "60", "--mixed", "--family", family, "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -2,7 +2,8 @@
 
 Both wait `CLAIM_S` for the next stream, the one that keeps values and the one that claims them. A node that leaves the
 cluster gets `GONE_S`: an uplink that was killed is back before that. One that joins again gets the whole time once
-more, but only once: a head that was restarted does not list all nodes in its first views.
+more, each time: its uplink is another process, which claims for so long, and a head that was restarted does not list
+all nodes in its first views. An uplink that keeps dying ends its node, so this ends.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ class Absent(IntEnum):
     AWAY = 0
     LEFT = 1  # it is not a member of the cluster
     BACK = 2  # it is a member again, or still is when its time is almost over
-    LEFT_AGAIN = 3
-    LOST = 4  # the values are given up
-    CLAIMED = 5  # all of them are claimed
+    LOST = 3  # the values are given up
+    CLAIMED = 4  # all of them are claimed
 
 
 ABSENT = Transitions[Absent](
@@ -31,8 +31,7 @@ ABSENT = Transitions[Absent](
     {
         Absent.AWAY: {"leave": Absent.LEFT, "return": Absent.BACK, "lose": Absent.LOST, "claim": Absent.CLAIMED},
         Absent.LEFT: {"return": Absent.BACK, "lose": Absent.LOST, "claim": Absent.CLAIMED},
-        Absent.BACK: {"leave": Absent.LEFT_AGAIN, "lose": Absent.LOST, "claim": Absent.CLAIMED},
-        Absent.LEFT_AGAIN: {"lose": Absent.LOST, "claim": Absent.CLAIMED},
+        Absent.BACK: {"leave": Absent.LEFT, "lose": Absent.LOST, "claim": Absent.CLAIMED},
         Absent.LOST: {},
         Absent.CLAIMED: {},
     },
