@@ -12,6 +12,7 @@ from fastrt.folders import UnsafeFolderError
 from fastrt.node import log_files
 from fastrt.node.log_files import LogFiles, Wanted, decode, encode, find_folders, read_page
 from fastrt.node.logs import Printed
+from fastrt.store.session_folder import MARK, make_session_folder
 from fastrt.tasks.marks import Source
 from support.disks import small_disk
 
@@ -116,13 +117,18 @@ def test_next_daemon_continues_the_file_and_ends_a_torn_line(files, runtime):
 
 
 def test_sessions_that_run_and_the_last_five_are_kept(runtime):
+    """Also one that runs on another machine, or in a container, with the same runtime folder."""
     (runtime / "logs").mkdir(0o700)
+    elsewhere = make_session_folder(runtime / f"{1:032x}", "a session's folder")
+    (elsewhere / MARK).write_text("another machine 1")
     for k in range(9):
         made = LogFiles(runtime, f"{k:032x}", 1 << 20, dict, pytest.fail)
         made.write(printed("x"))
         made.close()
         os.utime(runtime / "logs" / f"{k:032x}" / "00000001.log", (1000 + k, 1000 + k))
-    assert [int(one.session, 16) for one in find_folders(runtime)] == [8, 7, 6, 5, 4]
+    assert [int(one.session, 16) for one in find_folders(runtime)] == [8, 7, 6, 5, 4, 1]
+    make_session_folder(runtime / f"{7:032x}", "a session's folder")  # of one that was killed here
+    assert [int(one.session, 16) for one in find_folders(runtime) if one.is_alive] == [1]
 
 
 def test_link_in_the_place_of_a_file_is_not_followed(files, runtime, tmp_path):

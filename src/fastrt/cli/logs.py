@@ -32,7 +32,7 @@ def _task_digits(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option(
     "--task", default="", metavar="ID", callback=_task_digits, help="Only of the task whose id begins with this."
 )
-@click.option("--actor", default="", metavar="NAME", help="Only of actors with this name, class or number.")
+@click.option("--actor", default="", metavar="NAME", help="Only of actors with this name, class or repr, or number.")
 @click.option("--worker", default=0, metavar="PID", help="Only of the process with this number.")
 @click.option("--node", default="", metavar="NAME|ID", help="Of the last session of this node, also on other machines.")
 @click.option("--all-nodes", is_flag=True, help="Of all nodes of the cluster, by time.")

@@ -27,6 +27,7 @@ from fastrt.errors import FastrtError
 from fastrt.folders import has_private_folder, open_private, private_folder, read_private, replace_private
 from fastrt.foreign_text import read_object
 from fastrt.node.logs import Printed, note
+from fastrt.store.session_folder import may_be_removed
 from fastrt.tasks.marks import Source
 
 LOGS_FOLDER = "logs"  # in the runtime folder
@@ -283,8 +284,13 @@ def _describe(path: Path) -> LogFolder:
     written = max([info.st_mtime for info in infos], default=path.stat().st_mtime)
     return LogFolder(
         path, path.name, about.get("node", ""), about.get("program", ""), about.get("started", written), written,
-        sum(info.st_size for info in infos), (SHM_DIR / f"fastrt-{path.name}").exists(),
+        sum(info.st_size for info in infos), _is_alive(path.parent.parent / path.name),
     )  # fmt: skip
+
+
+def _is_alive(folder: Path) -> bool:
+    """Whether a session runs, here or on another machine; `folder` is the one of its sockets."""
+    return (SHM_DIR / f"fastrt-{folder.name}").exists() or (folder.is_dir() and not may_be_removed(folder))
 
 
 def read_page(folder: Path, wanted: Wanted, after: str = "", limit: int = 1000) -> Page:
