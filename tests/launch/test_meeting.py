@@ -60,6 +60,17 @@ def test_rank_that_comes_before_the_node_is_up_waits_for_it(identity):
         attendance.close()
 
 
+def test_ranks_are_told_why_the_job_cannot_start(identity):
+    with open_meeting(identity) as (meeting, _):
+        refusing = threading.Timer(0.1, meeting.refuse, ["no room"])
+        refusing.start()
+        for rank in (1, 2):  # one waits, the other comes late
+            with pytest.raises(RefusedError, match="no room"):
+                come(identity, meeting.port, rank)
+        refusing.join(60)
+        assert not refusing.is_alive()
+
+
 def test_rank_with_another_token_is_not_believed_and_learns_the_reason(identity):
     with open_meeting(identity) as (meeting, _):
         meeting.open({"port": 1})

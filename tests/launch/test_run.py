@@ -222,6 +222,21 @@ with fastrt.init():
         threading.Event().wait(0.01)
     print(len(fastrt.get(ref)), len(fastrt.nodes()))
 """
+
+
+def test_other_ranks_end_at_once_with_the_reason_why_rank_0_cannot_start(command, program, runtime_dir):
+    words = ("--size", "2", "--head", "127.0.0.1", "--job", "fails", "--num-workers", "1")
+    other = command.start("--rank", "1", *words, program(""), FASTRT_RUNTIME_DIR=f"{runtime_dir}1")
+    unsafe = runtime_dir.with_name("unsafe")
+    unsafe.mkdir()
+    unsafe.chmod(0o777)
+    first = command.start("--rank", "0", *words, program(""), FASTRT_RUNTIME_DIR=str(unsafe))
+    for process in (first, other):
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (1, ""), err
+        assert "its mode 777 lets other users in" in err
+
+
 STAYS = """
 with fastrt.init():
     open(sys.argv[1], "w").close()

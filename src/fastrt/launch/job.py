@@ -271,7 +271,12 @@ class _First(_Part):
             if self.board is not None:
                 addresses = [join_address(host, meeting.port) for host in _own_hosts(self.options.host)]
                 threading.Thread(target=self._publish, args=[",".join(addresses)], daemon=True).start()
-            with self._node(self._host, meeting) as node:
+            try:
+                node = self._node(self._host, meeting)
+            except FastrtError as exc:
+                meeting.refuse(f"it cannot start: {exc}")
+                raise
+            with node:
                 watching = self.watched(node)
                 try:
                     return self._serve(node, meeting)

@@ -33,6 +33,7 @@ _LINE_MAX = 16_384
 _CONNECT_S = 2.0
 _AGAIN_S = 0.1
 _END_S = 10.0
+_REFUSAL_S = 2.0  # for the processes of the job to come and be told that it cannot start
 _NAME_MAX = 256
 # A machine that lost its power or its network is noticed within 25 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -97,6 +98,7 @@ class Meeting:
         self._attending: set[_Caller] = set()  # those that have the answer
         self._is_ending = False
         self._where: dict[str, Any] | None = None
+        self._refusal = ""
         self._doors: dict[str, Callable[[], socket.socket]] = {}
         self._closing = False
         self._warned = False
@@ -116,6 +118,13 @@ class Meeting:
             self._where = dict(where)
             self._doors = dict(doors or {})
             self._lock.notify_all()
+
+    def refuse(self, why: str) -> None:
+        """Say to the processes that wait, and to those that come in the next two seconds, that the job cannot start."""
+        with self._lock:
+            self._refusal = why
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: len(self._arrivals) == self._size - 1 and not self._callers, _REFUSAL_S)
 
     def end_soon(self) -> None:
         """Say to all processes, once, that the program was asked to end."""
@@ -184,9 +193,11 @@ class Meeting:
                 _send(sock, {"refused": arrival.refused})
                 return
             with self._lock:
-                self._lock.wait_for(lambda: self._where is not None or self._closing)
+                self._lock.wait_for(lambda: self._where is not None or self._refusal or self._closing)
                 where = {} if self._where is None else dict(self._where)
-            if where:
+            if self._refusal:
+                _send(sock, {"refused": self._refusal})
+            elif where:
                 _send(sock, {**where, "head": join_address(sock.getsockname()[0], where["port"])})
                 sock.settimeout(None)
                 with self._lock:
