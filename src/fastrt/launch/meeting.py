@@ -33,7 +33,7 @@ _LINE_MAX = 16_384
 _CONNECT_S = 2.0
 _AGAIN_S = 0.1
 _END_S = 10.0
-_REFUSAL_S = 2.0  # for the processes of the job to come and be told that it cannot start
+_REFUSAL_S = 2.0  # for the processes of the job to come and learn that it cannot start
 _NAME_MAX = 256
 # A machine that lost its power or its network is noticed within 25 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
