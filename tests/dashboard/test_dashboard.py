@@ -14,6 +14,7 @@ import pytest
 import fastrt
 from fastrt._core.memory import trace
 from fastrt.observe import metrics
+from fastrt.runtime.dashboards import dashboards
 from fastrt.store import client as store_client
 from support.dashboard import Dashboard
 
@@ -293,6 +294,9 @@ def test_recording_ends_with_a_killed_dashboard(rt, runtime_dir, wait_until):
         assert trace.enabled(client)
         other.process.kill()
     wait_until(lambda: not trace.enabled(client), "the end of the recording")
+    # Who looks for dashboards next removes the file of one that was killed.
+    assert other.process.pid not in [one.pid for one in dashboards(runtime_dir)]
+    assert not (runtime_dir / f"dashboard-{other.process.pid}.json").exists()
 
 
 def test_stream_sends_changes_only(rt, dash):
