@@ -3,6 +3,8 @@
 import mmap
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastrt.store.spill_files import SpillFiles
+from fastrt.store.spill_storage import ObjectStorage
 
 MIB = 1 << 20
 SIZES = (0, 1, 5000, MIB, MIB + 1, 4 * MIB + 4096, 9 * MIB + 777)
@@ -118,3 +121,53 @@ def test_identity_names_one_file(files):
     assert files.identity(7) == before
     files.write(7, memory(MIB))
     assert files.identity(7) != before
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fastrt.store.spill_files import SpillFiles
+from fastrt.store.spill_storage import ObjectStorage
+
+class Killed(ObjectStorage):
+    def write(self, name, parts):
+        super().write(name, parts)
+        os._exit(9)
+
+files = SpillFiles(Path(sys.argv[1]), Path(sys.argv[2]), Killed(sys.argv[3], "session"))
+files.make_key()
+files.write(7, memoryview(bytes(100)))
+"""
+
+
+@pytest.mark.parametrize("is_freed_first", [False, True])
+def test_object_of_a_daemon_that_was_killed_while_it_wrote_is_removed(tmp_path, is_freed_first):
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'fastrt[spill]'")
+    spills, keys, objects = tmp_path / "spill", tmp_path / "keys", tmp_path / "objects"
+    keys.mkdir(mode=0o700)
+    url = f"file://{objects}"
+    assert subprocess.run([sys.executable, "-c", KILLED, spills, keys, url]).returncode == 9
+    stub = spills / f"{7:016x}"
+    if is_freed_first:
+        stub.unlink()
+    files = SpillFiles(spills, keys, ObjectStorage(url, "session"))
+    files.make_key()
+    files.sweep_storage()
+    assert [path.name for path in objects.rglob("*") if path.is_file()] == [stub.name]
+    if not is_freed_first:
+        stub.unlink()
+        files.sweep_storage()
+        assert not [path for path in objects.rglob("*") if path.is_file()]
+    files.remove_all()
+    assert not [path for path in objects.rglob("*") if path.is_file()]
+
+
+def test_value_that_cannot_be_stored_leaves_no_stub(tmp_path):
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'fastrt[spill]'")
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o700)
+    files = SpillFiles(tmp_path / "spill", keys, ObjectStorage("no-such-scheme://bucket", "session"))
+    files.make_key()
+    with pytest.raises(OSError, match="cannot be written"):
+        files.write(7, memoryview(bytes(100)))
+    assert list((tmp_path / "spill").iterdir()) == []

@@ -82,6 +82,7 @@ class SpillFiles:
         self._stored = self._stubs() if storage is not None else set()  # names that have an object, or had one
         self._key_folder = key_folder
         self._key = b""
+        self._is_successor = False  # an earlier daemon may have been killed before it removed an object
         self._is_checked = False
 
     def path(self, objref: int) -> Path:
@@ -92,6 +93,7 @@ class SpillFiles:
         """Create the session's key, if there is none. Only the daemon does: two processes could make two keys."""
         try:
             self._key = _read_key(self._key_folder)
+            self._is_successor = True
         except FileNotFoundError:
             replace_private(self._key_folder, _KEY_FILE, os.urandom(_KEY_BYTES))
 
@@ -164,23 +166,27 @@ class SpillFiles:
             os.close(fd)
 
     def _store(self, storage: ObjectStorage, objref: int, data: memoryview) -> None:
-        """Write a value to object storage, and its stub."""
+        """Write a value to object storage, and its stub.
+
+        The stub comes first: if this process is killed meanwhile, the next daemon knows of the object by it.
+        """
         header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
         mac = self._mac(header)
         _authenticate(mac, data)
         mac.finalize()
         name = self.path(objref).name
-        with self._sweeping:
-            self._stored.discard(name)  # without a stub, `sweep_storage` would remove the object
         try:
+            with self._sweeping:  # `sweep_storage` may be removing the object of an earlier stub
+                self._stored.add(name)
+                fd = self._create(objref, os.O_WRONLY)
+                try:
+                    _write_all(fd, memoryview(stub(objref, len(data), storage.url)), 0)
+                finally:
+                    os.close(fd)
             storage.write(name, (header, data, mac.tag))
-            fd = self._create(objref, os.O_WRONLY)
-            try:
-                _write_all(fd, memoryview(stub(objref, len(data), storage.url)), 0)
-            finally:
-                os.close(fd)
-        finally:
-            self._stored.add(name)
+        except BaseException:
+            self.remove(objref)
+            raise
 
     def _load(self, objref: int, room: memoryview) -> bytes:
         """Read a value from object storage; return its header."""
@@ -355,7 +361,7 @@ class SpillFiles:
 
     def remove_all(self) -> None:
         """Remove all files and their folder, if it is this user's, and the objects of the session."""
-        if self._storage is not None and self._stored:
+        if self._storage is not None and (self._stored or self._is_successor):
             self._storage.remove_all()
         with suppress(UnsafeFolderError, OSError):
             if has_private_folder(self._folder, SPILL_FOLDER):
