@@ -128,8 +128,9 @@ def spilling(seed: int, choice: Choice) -> tuple[float, int]:
             except ObjectStoreFullError:
                 freed = 0
                 for row in choice(load.client, WANTED):
-                    if spill.begin(load.client, row.entry, row.objref) is not None:
-                        freed += spill.commit(load.client, row.entry)
+                    data = spill.begin(load.client, row.entry, row.objref)
+                    if data is not None:
+                        freed += spill.commit(load.client, data)
                 spilled += freed
         refused += not freed
     load.close()

@@ -103,8 +103,9 @@ def test_lost_source_leaves_the_copy_or_lets_the_value_be_replaced(client):
     assert not remote.is_remote(client, ref.index, ref.objref)
     assert remote.drop_copy(client, ref.index, ref.objref) == 0
     assert remote.sources(client) == []
-    assert spill.begin(client, ref.index, ref.objref) is not None  # an ordinary value by now
-    spill.give_up(client, ref.index)
+    data = spill.begin(client, ref.index, ref.objref)
+    assert data is not None  # an ordinary value by now
+    spill.give_up(client, data)
     gone = make(client)
     assert not remote.detach(client, gone)
     fill = remote.replace(client, gone, 5, 17, True)

@@ -21,8 +21,7 @@ def spill_out(client, ref) -> int:
     data = spill.begin(client, ref.index, ref.objref)
     assert data is not None
     files[ref.objref] = bytes(data)
-    del data
-    return spill.commit(client, ref.index)
+    return spill.commit(client, data)
 
 
 def restore(client, ref) -> None:
@@ -73,7 +72,7 @@ def test_pin_during_the_spilling_keeps_the_bytes(node, client):
     ref = node.put(LARGE)
     data = spill.begin(client, ref.index, ref.objref)
     pin = handles.read(client, ref)[2]
-    assert spill.commit(client, ref.index) == 0
+    assert spill.commit(client, data) == 0
     assert bytes(pin) == bytes(data)
     assert spill.begin(client, ref.index, ref.objref) is None
     del pin, data
@@ -84,34 +83,74 @@ def test_reference_dropped_at_any_time_frees_the_value(node, client, directory):
     def dropped_while_spilling(ref):
         data = spill.begin(client, ref.index, ref.objref)
         assert data is not None
-        return ref.index, lambda index: spill.commit(client, index)
+        return lambda: spill.commit(client, data)
 
     def dropped_while_spilling_in_vain(ref):
-        spill.begin(client, ref.index, ref.objref)
-        return ref.index, lambda index: spill.give_up(client, index)
+        data = spill.begin(client, ref.index, ref.objref)
+        return lambda: spill.give_up(client, data)
+
+    def dropped_while_spilling_without_an_end(ref):
+        data = [spill.begin(client, ref.index, ref.objref)]
+        return data.clear
+
+    def read_and_dropped_while_spilling(ref):
+        data = spill.begin(client, ref.index, ref.objref)
+        handles.read(client, ref)
+        return lambda: spill.commit(client, data)
 
     def dropped_when_spilled(ref):
         spill_out(client, ref)
-        return ref.index, lambda index: None
+        return lambda: None
 
     def dropped_while_restoring(ref):
         spill_out(client, ref)
         path = directory / f"{ref.objref:016x}"
         assert spill.begin_restore(client, ref.index, ref.objref) is not None
         path.unlink()  # the spiller removes the file of a value that is back
-        return ref.index, lambda index: spill.finish_restore(client, index, True)
+        index = ref.index
+        return lambda: spill.finish_restore(client, index, True)
 
     for begin in (
-        dropped_while_spilling, dropped_while_spilling_in_vain, dropped_when_spilled, dropped_while_restoring
+        dropped_while_spilling, dropped_while_spilling_in_vain, dropped_while_spilling_without_an_end,
+        read_and_dropped_while_spilling, dropped_when_spilled, dropped_while_restoring,
     ):  # fmt: skip
-        ref = node.put(LARGE)
-        (directory / f"{ref.objref:016x}").touch()
-        index, end = begin(ref)
-        del ref
-        end(index)
-        left = fsck.usage(client)
-        assert (left["objects"], left["bytes_used"]) == (0, 0), begin
-        assert list(directory.iterdir()) == [], begin
+        for is_late in (False, True):  # a spiller may make the file after the last reference has gone
+            ref = node.put(LARGE)
+            path = directory / f"{ref.objref:016x}"
+            path.touch()
+            end = begin(ref)
+            if is_late:
+                path.unlink(missing_ok=True)
+            del ref
+            if is_late and "while_spilling" in begin.__name__:
+                path.touch()
+            end()
+            left = fsck.usage(client)
+            assert (left["objects"], left["bytes_used"]) == (0, 0), (begin, is_late)
+            assert list(directory.iterdir()) == [], (begin, is_late)
+
+
+def test_entry_has_no_other_value_while_its_bytes_are_written(node, client):
+    """The spiller of a value that was freed meanwhile would free the memory of the next value of the entry."""
+    ref = node.put(LARGE)
+    data = spill.begin(client, ref.index, ref.objref)
+    handles.read(client, ref)
+    del ref
+    others = [node.put(LARGE + k) for k in range(4)]
+    written = [spill.begin(client, other.index, other.objref) for other in others]
+    assert spill.commit(client, data) == 0
+    assert [bytes(one)[:100] for one in written] == [bytes(handles.read(client, other)[2])[:100] for other in others]
+    assert not any(spill.is_spilled(client, other) for other in others)
+
+
+def test_spilling_ends_once(node, client):
+    ref = node.put(LARGE)
+    data = spill.begin(client, ref.index, ref.objref)
+    spill.give_up(client, data)
+    for call in (spill.commit, spill.give_up):
+        with pytest.raises(FastrtError, match="not the bytes of a value that this client is spilling"):
+            call(client, data)
+    assert bytes(handles.read(client, ref)[2]) == bytes(data)
 
 
 def test_value_of_a_file_that_is_gone_is_lost(node, client):
@@ -238,11 +277,8 @@ def test_client_that_waits_for_room_is_told_of_each_round(node, client, wait_unt
     ("code", "spilled"),
     [
         ("data = spill.begin(client, {i}, {o})", False),
-        ("spill.begin(client, {i}, {o})\nspill.commit(client, {i})", True),
-        (
-            "spill.begin(client, {i}, {o})\nspill.commit(client, {i})\nroom = spill.begin_restore(client, {i}, {o})",
-            True,
-        ),
+        ("spill.commit(client, spill.begin(client, {i}, {o}))", True),
+        ("spill.commit(client, spill.begin(client, {i}, {o}))\nroom = spill.begin_restore(client, {i}, {o})", True),
     ],
     ids=["spilling", "spilled", "restoring"],
 )
@@ -301,17 +337,14 @@ good
     while not all(peer.answered() for peer in readers):
         for ref in refs:
             data = spill.begin(client, ref.index, ref.objref)
-            if data is not None:
-                del data
-                if spill.commit(client, ref.index):
-                    rounds += 1
-                    restore(client, ref)
+            if data is not None and spill.commit(client, data):
+                rounds += 1
+                restore(client, ref)
         for *_, index, objref in spill.candidates(client):
             if objref not in files:  # the peers' own, which go at any moment
                 data = spill.begin(client, index, objref)
                 if data is not None:
-                    del data
-                    spill.commit(client, index)
+                    spill.commit(client, data)
     assert [peer.finish() for peer in readers] == [3000, 3000]
     assert rounds > 0
     del refs, ref
@@ -321,18 +354,19 @@ def test_call_with_a_closed_client_is_refused(node, client):
     other = node.attach()
     ref = handles.create(other, LARGE, node.KIND).seal()
     index, objref = ref.index, ref.objref
+    data = spill.begin(other, index, objref)
     other.close()
     for call in (
         lambda: spill.begin(other, index, objref),
         lambda: spill.begin_restore(other, index, objref),
         lambda: spill.candidates(other),
         lambda: spill.free_runs(other),
-        lambda: spill.commit(other, index),
+        lambda: spill.commit(other, data),
         lambda: spill.configure(other, "/tmp"),
         lambda: spill.directory(other),
         lambda: spill.end_round(other, 0),
         lambda: spill.finish_restore(other, index, True),
-        lambda: spill.give_up(other, index),
+        lambda: spill.give_up(other, data),
         lambda: spill.is_spilled(other, ref),
         lambda: spill.last_round(other),
         lambda: spill.rounds(other),
@@ -349,9 +383,8 @@ def test_call_with_a_closed_client_is_refused(node, client):
 
 def test_call_for_an_entry_that_does_not_exist_is_refused(client):
     for index in (8192, 1 << 25, 0xFFFFFFFF):
-        for call in (spill.commit, spill.give_up, lambda c, i: spill.finish_restore(c, i, True)):
-            with pytest.raises(IndexError, match=f"no entry {index}"):
-                call(client, index)
+        with pytest.raises(IndexError, match=f"no entry {index}"):
+            spill.finish_restore(client, index, True)
         assert spill.size(client, index) == 0
 
 

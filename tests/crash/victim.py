@@ -315,7 +315,7 @@ class Victim:
             work.read(c, ref, 8001 + k)
         data = spill.begin(c, indexes[2], mine[2].objref)
         if data is not None:
-            spill.give_up(c, indexes[2])
+            spill.give_up(c, data)
         full: list[Any] = []
         for nbytes in (300_000, 20_000):
             try:

@@ -121,8 +121,7 @@ def spill_some(client: Client, most: int) -> None:
         if data is not None:
             with open(f"{folder}/{objref:016x}", "wb") as file:
                 file.write(data)
-            del data
-            spill.commit(client, index)
+            spill.commit(client, data)
     spill.end_round(client, 1)
     spill.fail_first(client, spill.outlook(client)[3])  # as a process that waits for room in vain
 

@@ -103,14 +103,14 @@ class Scene:
         *_, index, objref = spill.candidates(daemon)[0]
         data = spill.begin(daemon, index, objref)
         assert data is not None
-        del data
-        spill.commit(daemon, index)
+        spill.commit(daemon, data)
         *_, index, objref = spill.candidates(daemon)[0]
-        spill.begin(worker, index, objref)
+        unfinished = spill.begin(worker, index, objref)
         trace.record(daemon, trace.PUT, 1)
         self.objects = sorted({(ref.objref, handles.describe(ref.owner, ref)["index"]) for ref in kept})
         for client in (daemon, worker, driver, other):
             client.abandon()  # as if killed: nothing is given back
+        del unfinished
 
     def _actors(
         self, driver: Client, other: Client, function: int, own: list[handles.Ref], late: handles.Ref
@@ -313,8 +313,7 @@ class User:
             data = attempt(spill.begin, client, index, objref)
             if data is not None:
                 zlib.crc32(memoryview(data)[-64:])
-                del data
-                attempt(spill.commit, client, index)
+                attempt(spill.commit, client, data)
         for objref, index in self.scene.objects:
             room = attempt(spill.begin_restore, client, index, objref)
             if room is not None:

@@ -3,6 +3,9 @@
 The daemon spills the value and restores it when somebody asks. `home` says whether the entry names the one block,
 `owner` whether the block is the entry's (1). A holder lets go; if that frees the entry it writes another value in
 it, in the same block if that is free. A pinner reads the value once and lets go. `pinned` is a ghost: who reads.
+
+`flag` is FRT_ENTRY_FILE, `file` the file of the first value: who frees the entry with its flag removes the file. The
+spiller holds the value while it writes, so that the file is not made after that.
 """
 
 from collections.abc import Callable
@@ -45,8 +48,13 @@ def unpin(s: Memory, me: int) -> None:
     s["pinned"] &= ~(1 << me)
 
 
+def unlink(s: Memory) -> None:
+    if s["flag"] and s["name"] == 1:
+        s["file"] = 0
+
+
 def retire(s: Memory, me: int) -> None:
-    s["name"], s["word"] = 0, (RESERVED, me, SEALED)
+    s["name"], s["flag"], s["word"] = 0, 0, (RESERVED, me, SEALED)
 
 
 def alloc(s: Memory) -> bool:
@@ -70,7 +78,7 @@ class Spilling(Model):
     LOCKS = ("janitor",)
     SCENARIOS: ClassVar = {"all": 1}
     MUTANTS: ClassVar = {
-        "block goes before SPILLED is seen": "all", "recovery takes spilled entries by swap": "all",
+        "spiller holds what it writes": "all", "recovery takes spilled entries by swap": "all",
         "pins are read after SPILLING": "all", "who pins puts SPILLING back": "all", "spiller commits by swap": "all",
         "spiller decides again": "all", "SEALED after the bytes": "all",
     }  # fmt: skip
@@ -79,7 +87,7 @@ class Spilling(Model):
         n = len(self.programs())
         return {
             "word": (SEALED, 0, SEALED), "name": 1, "refs": 0b110, "pins": 0, "pinned": 0, "home": 1, "owner": 1,
-            "wanted": 0, "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
+            "flag": 0, "file": 0, "wanted": 0, "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
         }  # fmt: skip
 
     def programs(self) -> list[tuple[str, Callable[[int], Program]]]:
@@ -106,6 +114,8 @@ class Spilling(Model):
             return f"the object stays {state}"
         if s["owner"] and state in (SPILLED, EMPTY):
             return f"the block of an object that is {state} leaks"
+        if s["file"] and s["name"] != 1:
+            return "the file of a value that is gone stays"
         return "the pinner waits for ever" if "pinner" in asleep else None
 
     # ---- the core's functions ----
@@ -126,6 +136,7 @@ class Spilling(Model):
 
     def free(self, me: int) -> Program:
         yield from self.free_block(at(OBJ + "object_free: arena_free"))
+        yield at(OBJ + "object_free: spill_remove"), unlink
         yield at(OBJ + "object_free: FRT_OBJ_RESERVED"), retire, me
 
     def free_block(self, where: str) -> Program:
@@ -134,27 +145,41 @@ class Spilling(Model):
             yield at(A + "arena_free: a64_store_rel(home, 0)"), store, "home", 0
 
     def spill(self, me: int) -> Program:
-        word = yield at(S + "begin: word = a64_load_sc"), load, "word"
-        spilling = (SPILLING, me, SEALED)
-        if word[0] != SEALED or not (yield at(S + "begin: not a64_cas_sc"), cas, "word", word, spilling):
-            return
-        free = not self.no("pins are read after SPILLING") and (yield at(S + "begin: FRT_PINS"), load, "pins")
-        if free:
-            yield at(S + "give_up: a64_cas_sc"), cas, "word", spilling, (SEALED, 0, SEALED)
-            yield from self.maybe_delete(me)
-            return
-        late = self.no("block goes before SPILLED is seen")
-        to = (SPILLED if late else RESTORING, me, SEALED)
-        if self.no("spiller commits by swap"):
-            yield at(S + "commit: a64_cas_sc"), store, "word", to
-        elif not (yield at(S + "commit: a64_cas_sc"), cas, "word", spilling, to):
-            yield from self.maybe_delete(me)
-            return
-        yield from self.free_block(at(S + "commit: arena_free"))
-        if not late:
+        holds = self.no("spiller holds what it writes") or (yield from self.hold(me))
+        if holds and (yield from self.write(me)):
+            yield from self.free_block(at(S + "commit: arena_free"))
             yield at(S + "commit: FRT_OBJ_SPILLED"), store, "word", (SPILLED, me, SEALED)
+        yield at(OBJ + "object_release: a64_and_sc("), bit_off, "refs", me
         if not self.no("spiller decides again"):
             yield from self.maybe_delete(me)
+
+    def hold(self, me: int) -> Program:
+        """Take a reference to the first value; False if it is gone."""
+        yield at(OBJ + "object_acquire: a64_or_sc(bits, x.me_bit)"), bit_on, "refs", me
+        word = yield at(OBJ + "object_acquire: word = a64_load_sc(state)"), load, "word"
+        while word[0] == DELETING:
+            yield at(OBJ + "object_acquire: a64_cas_sc(state, word"), cas, "word", word, (word[2], 0, SEALED)
+            word = yield at(OBJ + "object_acquire: word = a64_load_sc(state)"), load, "word"
+        return (yield at(OBJ + "object_acquire: objref) == objref"), load, "name") == 1 and word[0] == SEALED
+
+    def write(self, me: int) -> Program:
+        """Write the file of the first value; whether its block may be freed now."""
+        word = yield at(S + "begin: word = a64_load_sc"), load, "word"
+        spilling = (SPILLING, me, SEALED)
+        if word[0] != SEALED or not (yield at(S + "begin: a64_cas_sc"), cas, "word", word, spilling):
+            return False
+        first = (yield "ghost: is it the first value", load, "name") == 1
+        if not self.no("pins are read after SPILLING") and (yield at(S + "begin: FRT_PINS"), load, "pins"):
+            yield at(S + "_unspill: a64_cas_sc"), cas, "word", spilling, (SEALED, 0, SEALED)
+            return False
+        yield at(S + "begin: FRT_ENTRY_FILE"), store, "flag", 1
+        if first:
+            yield "the file is made", store, "file", 1
+        to = (RESTORING, me, SEALED)
+        if self.no("spiller commits by swap"):
+            yield at(S + "commit: a64_cas_sc"), store, "word", to
+            return True
+        return (yield at(S + "commit: a64_cas_sc"), cas, "word", spilling, to)
 
     def restore(self, me: int) -> Program:
         word = yield at(S + "begin_restore: word = a64_load_sc"), load, "word"

@@ -88,6 +88,18 @@ def test_full_disk_is_named_and_costs_nothing(disk):
         del refs, more
 
 
+def test_damaged_key_is_named_and_costs_nothing(tmp_path):
+    refs: list[fastrt.ObjectRef] = []
+    with fastrt.init(1, STORE, spill_dir=tmp_path, store_patience_s=0.2, advice=False):
+        Path(store_client.require().socket_path).with_name("spill.key").write_bytes(b"short")
+        with pytest.raises(fastrt.ObjectStoreFullError, match=r"spilling failed: .*spill\.key has 5 bytes, not 32"):
+            put_arrays(40, refs)
+        assert len(refs) >= 30
+        check(refs)
+        assert fsck.fsck(client()) == []
+        del refs
+
+
 def test_read_only_folder_is_named_and_its_values_are_read(disk, wait_until):
     with fastrt.init(1, STORE, spill_dir=disk, advice=False):
         refs = put_arrays(36)

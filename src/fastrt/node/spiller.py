@@ -188,10 +188,9 @@ class Spiller:
                 if data is None:
                     continue
                 self._busy.add(objref)
-            view = memoryview(data)
-            del data
             self._plan.begun(value.nbytes)
-            self._writers.put(partial(self._spill, value, view))
+            self._writers.put(partial(self._spill, value, data))
+            del data
             return True
         return False
 
@@ -222,18 +221,18 @@ class Spiller:
 
     # ---- the threads that write ----
 
-    def _spill(self, value: victims.Candidate, data: memoryview) -> None:
+    def _spill(self, value: victims.Candidate, data: spill.Bytes) -> None:
         """Write a value's file, free its memory, and report it."""
         freed, trouble = 0, ""
         try:
-            is_new = self._write(value.objref, data)
-        except (OSError, UnsafeFolderError) as exc:
-            spill.give_up(self._client, value.entry)
+            with memoryview(data) as view:
+                is_new = self._write(value.objref, view)
+        except (OSError, UnsafeFolderError, ValueError) as exc:
+            spill.give_up(self._client, data)
             trouble = str(exc)
         else:
-            freed = spill.commit(self._client, value.entry, is_new)
+            freed = spill.commit(self._client, data, is_new)
         finally:
-            data.release()
             self._release(value.objref)
         self._events.put(lambda: self._plan.ended(value.nbytes, freed, trouble, time.monotonic()))
 

@@ -7,12 +7,17 @@ A value that finds no room begins as SPILLED (`mapped`). Any client may read a S
 
 While SPILLING the bytes are still in memory: a client that pins the value swaps the state back to SEALED, and the
 spiller's swap to RESTORING fails (a pin sets its bit first and reads the state second, the spiller the other way
-round). The block is freed while the entry is RESTORING, because no other client changes that state; a SPILLED entry
-may be deleted and reused for another value at any moment. A death while RESTORING ends in SPILLED: the file is removed
-only when the value is SEALED again. References and waits are not affected: a spilled value is ready. Only values
-without contained refs are spilled and restored. A remote value (`remote`) has no file; its copy is dropped before
-others are spilled.
+round). The block is freed while the entry is RESTORING, because no other client changes that state. A death while
+RESTORING ends in SPILLED: the file is removed only when the value is SEALED again.
+
+The spiller holds a reference from `begin` to `commit` or `give_up`. Without it, a client could pin the value (SEALED
+again), read it and free it before the spiller makes the file: nothing would remove that file, and `commit` could meet
+the entry's next value. With it, a value that is freed meanwhile goes with its file when the spiller lets go.
+
+References and waits are not affected: a spilled value is ready. Only values without contained refs are spilled and
+restored. A remote value (`remote`) has no file; its copy is dropped before others are spilled.
 """
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 
 from fastrt.errors import FastrtError
@@ -28,7 +33,7 @@ from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.queue cimport queue_means
 from fastrt._core.memory.wait cimport wait_nap, wait_news, wait_resident
 from fastrt._core.objects.handles cimport Ref, ref_use
-from fastrt._core.objects.objects cimport object_maybe_delete, object_tell
+from fastrt._core.objects.objects cimport object_acquire, object_maybe_delete, object_release, object_tell
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -43,20 +48,30 @@ cdef enum:
 KIND_LOST = 7  # an error without bytes: the value's file could not be read back
 
 
+@cython.no_gc
 cdef class Bytes:
-    """The memory of a value while it is being spilled (read-only) or restored (writable)."""
+    """The memory of a value while it is being spilled (read-only) or restored (writable).
+
+    If it is dropped between `begin` and `commit`, the spilling is cancelled.
+    """
 
     cdef char *data
     cdef Py_ssize_t nbytes
     cdef bint readonly
-    cdef object client  # keeps the mapping
+    cdef Client client  # keeps the mapping
+    cdef uint32_t index
+    cdef bint holds  # a reference to the value, from `begin` to `commit` or `give_up`
+
+    def __dealloc__(self):
+        if self.holds and self.client.usable():
+            _let_go(self)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.nbytes, self.readonly, flags)
 
 
 cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
-    """The bytes of an entry; None when it names no block (its value was pinned and dropped, and the entry reused)."""
+    """The bytes of an entry; None when it names no block (the entry is damaged)."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t offset = x.entries[i].offset
     cdef uint64_t nbytes = x.entries[i].bytes
@@ -64,7 +79,7 @@ cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
     if frt_inside(x, offset, nbytes) == NULL:
         return None
     b = Bytes.__new__(Bytes)
-    b.client, b.readonly, b.nbytes = client, readonly, nbytes
+    b.client, b.index, b.readonly, b.nbytes = client, i, readonly, nbytes
     b.data = (<char *>x.view if readonly else x.base) + offset
     return b
 
@@ -151,70 +166,94 @@ def begin(Client client, uint32_t i, uint64_t objref):
     """Begin to spill an entry.
 
     Returns:
-        Its bytes as a read-only buffer; None when it is pinned, gone, a copy of a remote value, or no longer the object
-        `objref`.
+        Its bytes as a read-only buffer, for `commit` or `give_up`; None when it is pinned, gone, a copy of a remote
+        value, or no longer the object `objref`.
     """
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state
-    cdef uint64_t word, spilling
+    cdef uint64_t word
+    cdef Bytes data = None
     client.ensure()
-    if i >= frt_objects(x):
+    if i >= frt_objects(x) or object_acquire(x, i, objref, False) != FRT_OK:
         return None
     state = frt_state(x, i)
     word = a64_load_sc(state)
-    spilling = frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word))
-    if frt_word_state(word) != FRT_OBJ_SEALED or not a64_cas_sc(state, word, spilling):
+    if frt_word_state(word) == FRT_OBJ_SEALED and a64_cas_sc(
+            state, word, frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word))):
+        if x.entries[i].nrefs == 0 and x.entries[i].offset and not frt_any(x, i, FRT_PINS) \
+                and not a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_REMOTE:
+            data = _bytes(client, i, True)
+        if data is None:
+            _unspill(x, i)
+    if data is None:
+        object_release(x, i, False)
         return None
-    if x.entries[i].objref != objref or x.entries[i].nrefs or not x.entries[i].offset \
-            or frt_any(x, i, FRT_PINS) or a8_load_sc(&x.entries[i].flags) & FRT_ENTRY_REMOTE:
-        give_up(client, i)
-        return None
+    data.holds = True
     x.entries[i].maps = 0
-    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
-    return _bytes(client, i, True)
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)  # from now on the file is removed with the entry
+    return data
 
 
-def commit(Client client, uint32_t i, bint counts=True):
+cdef int _check_spilling(Client client, Bytes data) except -1:
+    client.ensure()
+    if not data.holds or data.client is not client:
+        raise FastrtError("these are not the bytes of a value that this client is spilling")
+    return 0
+
+
+def commit(Client client, Bytes data not None, bint counts=True):
     """Free the memory of a value whose file is written.
 
     Args:
+        data: from `begin`; its memory must not be read any more.
         counts: whether `totals` count the value; not if its file was there already.
     Returns:
         The number of bytes freed; 0 when a client has pinned the value meanwhile (it stays in memory).
     """
-    _check_entry(client, i)
+    _check_spilling(client, data)
     cdef frt_ctx *x = &client.x
+    cdef uint32_t i = data.index
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
     cdef uint64_t room = arena_block_bytes(x, x.entries[i].offset)
     cdef int rc
     if word != frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)) or not a64_cas_sc(
             state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
-        give_up(client, i)
+        _let_go(data)
         return 0
     rc = arena_free(x, i + 1, &x.entries[i].offset)
     if rc != FRT_OK:  # a stuck lock: the bytes are still in memory
         a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
         object_tell(x, i)
-        object_maybe_delete(x, i)
+        _let_go(data)
         check(rc)
     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
     if counts:
         x.sb.spilled_objects += 1
         x.sb.spilled_bytes += x.entries[i].bytes
-    object_maybe_delete(x, i)  # the last holder may have let go while it could not delete
+    _let_go(data)  # frees the value if the last other holder has let go meanwhile
     return room
 
 
-def give_up(Client client, uint32_t i):
-    """Cancel the spilling of an entry: its value stays in memory."""
-    _check_entry(client, i)
-    cdef frt_ctx *x = &client.x
+def give_up(Client client, Bytes data not None):
+    """Cancel the spilling of a value: it stays in memory."""
+    _check_spilling(client, data)
+    _let_go(data)
+
+
+cdef void _let_go(Bytes data) noexcept:
+    """Release the spiller's reference; a value that is still SPILLING stays in memory."""
+    cdef frt_ctx *x = &data.client.x
+    data.holds = False
+    _unspill(x, data.index)
+    object_release(x, data.index, False)
+
+
+cdef void _unspill(frt_ctx *x, uint32_t i) noexcept:
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
     if word == frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)):
         a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
-    object_maybe_delete(x, i)
 
 
 def begin_restore(Client client, uint32_t i, uint64_t objref):
