@@ -1,5 +1,6 @@
 """Spilled values in object storage: a folder as fsspec sees it, and S3 as moto serves it on loopback."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -188,6 +189,7 @@ def test_next_session_removes_the_objects_of_a_crashed_one(runtime_dir, tmp_path
     folder = tmp_path / "spill" / session
     folder.mkdir(parents=True, mode=0o700)
     (folder / f"{7:016x}").write_bytes(stub(7, 5, storage.url))
+    os.utime(folder, (0, 0))  # a new folder without a mark may be another machine's, which is about to mark it
     storage.put(f"{session}/{7:016x}", b"value")
     storage.put(f"{'cd' * 16}/{7:016x}", b"of another session")
     code = "import sys, pathlib; from fastrt.node.leftovers import sweep_sessions; "
