@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 import grpc
@@ -98,12 +99,16 @@ class Heads:
                     del self.nodes[one], self._absent_at[one]
 
     def _order(self) -> list[str]:
-        others = [one for one in self.standbys if one not in (self.first, self._own)]
-        return [self.first, *others, *([self._own] if self._own else [])]
+        """Return all heads, in the same order on all nodes."""
+        return [self.first, *(one for one in self.standbys if one != self.first)]
+
+    def _turns(self) -> list[str]:
+        """Return the heads in the order in which this node asks them: its own standby is the last one."""
+        return [self.first, *sorted(self._order()[1:], key=self._own.__eq__)]
 
     def address(self) -> str:
         """Return the address to connect to now."""
-        return self._order()[self._turn]
+        return self._turns()[self._turn]
 
     def others(self) -> list[str]:
         """Return all heads but the one on this node."""
@@ -111,7 +116,7 @@ class Heads:
 
     def is_earlier(self, address: str) -> bool:
         """Return whether a head comes before the standby on this node, if there is one."""
-        return address == self.first or (bool(self._own) and self.nodes[address] < self.nodes[self._own])
+        return address in takewhile(self._own.__ne__, self._order())
 
     def joined(self) -> None:
         """Note that the present address answers. When its stream ends, the first head is tried again."""
@@ -127,8 +132,8 @@ class Heads:
             return
         self._is_earlier_there |= is_waiting and self.is_earlier(self.address())
         self._turn += 1
-        order = self._order()[self._turn :]
-        if not order or (order == [self._own] and self._is_earlier_there):
+        turns = self._turns()[self._turn :]
+        if not turns or (turns == [self._own] and self._is_earlier_there):
             self._begin_round()
             self._rounds += 1
 
