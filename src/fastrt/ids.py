@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OWN_DIGITS, OWN_NODE_DIGITS = 16, 32  # of fastrt's own ids of tasks and actors, and of nodes
+_NODE_DIGITS_OF_GROUPS = 16
 
 _NODE_ID = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{24})?")
 
@@ -155,7 +156,17 @@ class ActorID(BaseID):
 
 
 class PlacementGroupID(BaseID):
-    """The id of a placement group."""
+    """The id of a placement group; it begins with digits of the node where the group was made."""
 
     __slots__ = ()
     _BYTES = 18
+
+    @classmethod
+    def made_on(cls, node: str) -> Self:
+        """Return a new id, of a group that is made on a node; see `is_made_on`."""
+        return cls(node[:_NODE_DIGITS_OF_GROUPS] + cls.from_random()[_NODE_DIGITS_OF_GROUPS:])
+
+
+def is_made_on(group: str, node: str) -> bool:
+    """Whether a placement group was made on a node, by their ids."""
+    return group[:_NODE_DIGITS_OF_GROUPS] == node[:_NODE_DIGITS_OF_GROUPS]

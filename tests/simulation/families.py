@@ -43,6 +43,12 @@ class Family:
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
 _OF_ACTORS = ("break", "break_at", "kill_uplink", "kill_at", "kill_worker", "kill_actor", "kill_actor", "cut",
               "drop_copies")  # fmt: skip
+_OF_STANDBYS = Shape(pinned=0.4, durations=(0.01, 0.5, 3.0), burst_s=(0.2, 2.0, 6.0), kids=(0, 1, 2))
+_STANDBY_FAULTS = ("lose_head", "lose_head", "kill_standby", "break", "kill_uplink", "lose_node", "cut_head")
+_OF_GROUPS = Shape(durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2, 0.8), actors=0.1, groups=0.6,
+                   kids=(0, 0, 1), cpus=(0,))  # fmt: skip
+_GROUP_FAULTS = ("break", "break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut", "slow", "lose_node",
+                 "lose_guest", "kill_driver")  # fmt: skip
 FAMILIES = {
     "": Family(),
     # No faults: no error is an excuse, and no task runs twice.
@@ -108,14 +114,10 @@ FAMILIES = {
                           functions=2, forget=0.1, cancel=0.1, holds=0.9),
                     ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5, 3e4), late=(0.3, 0.1), full_s=0.2),
     # The head is lost for longer than a standby waits.
-    "standby": Family(Shape(pinned=0.4, durations=(0.01, 0.5, 3.0), burst_s=(0.2, 2.0, 6.0), kids=(0, 1, 2)),
-                      ("lose_head", "lose_head", "kill_standby", "break", "kill_uplink", "lose_node", "cut_head"),
-                      (0.1, 0.02), (4.0, 0.1), work_s=30.0, standbys=2),
-    # Placement groups compete for few slots. "reserved": without faults.
-    "groups": Family(Shape(durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2, 0.8), actors=0.1, groups=0.6,
-                           kids=(0, 0, 1), cpus=(0,)),
-                     ("break", "break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut", "slow", "lose_node",
-                      "lose_guest", "kill_driver"), (0.1, 0.02), (4.0, 0.1)),
+    "standby": Family(_OF_STANDBYS, _STANDBY_FAULTS, (0.1, 0.02), (4.0, 0.1), work_s=30.0, standbys=2),
+    # Placement groups compete for few slots. "regrouped": daemons are killed, too. "reserved": without faults.
+    "groups": Family(_OF_GROUPS, _GROUP_FAULTS, (0.1, 0.02), (4.0, 0.1)),
+    "regrouped": Family(_OF_GROUPS, _GROUP_FAULTS + ("kill_daemon",) * 3, (0.1, 0.02), (4.0, 0.1)),
     "reserved": Family(Shape(durations=(0.0005, 0.01, 0.1, 0.3), burst_s=(0.01, 0.2, 0.8), groups=0.6,
                              kids=(0, 0, 1), cpus=(0,), cancel=0.02), ("slow",), (1.0, 0.1), (4.0, 0.1), retries=0,
                        delay_s=(0.001, 0.01, 0.1)),
@@ -144,7 +146,7 @@ FAMILIES = {
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_NOT_MIXED = ("standby", "leaves", "groups", "reserved")  # their programs or faults need settings of their own
+_NOT_MIXED = ("standby", "leaves", "groups", "regrouped", "reserved")  # they need settings of their own
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",
            "slow", "drop_copies")  # fmt: skip
 _SOMETIMES = ("actors", "streams", "kill", "named", "concurrent")  # of a shape: the others' programs are mostly without

@@ -13,6 +13,7 @@ from fastrt._core.objects import handles
 from fastrt._core.tasks import actors, submission
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import StaleReferenceError
+from fastrt.ids import PlacementGroupID
 from fastrt.store import messages
 from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.placement_group import PlacementGroup, _record
@@ -63,7 +64,7 @@ class Reserving:
     async def reserve(self, driver: Driver, key: str) -> None:
         """Create a placement group, as `fastrt.placement_group` does."""
         spec = self._cluster.program.groups[key]
-        id_ = self._world.bytes.randbytes(18).hex()
+        id_ = PlacementGroupID.made_on(driver.node.segment.session)
         specs = [{SLOT: slots} for slots in spec.bundles]
         group = PlacementGroup(id_, specs, spec.strategy, "", driver.node.segment.session)
         refs = _record(driver.store, group, [parts_of({SLOT: slots}) for slots in spec.bundles], False)

@@ -223,6 +223,9 @@ def test_group_that_is_removed_while_the_daemon_is_replaced_leaves_nothing_reser
     fastrt.remove_placement_group(other)
     wait_until(lambda: has(**ALL), "everything to be free")
     assert fastrt.placement_group_table() == {}
+    has_died(rt)  # the next daemon finds no record of the group, whose id says that it was made here
+    with pytest.raises(InfeasibleTaskError, match=f"resources of placement group {group.id}, which was removed"):
+        fastrt.get(pid.options(scheduling_strategy=InGroup(group)).remote(), timeout=30)
 
 
 @fastrt.remote

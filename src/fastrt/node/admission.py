@@ -222,6 +222,10 @@ class Admission:
         self.groups.remove(name)
         self._start_actors()
 
+    def _is_removed(self, group: str) -> bool:
+        """Whether a group that tasks wait for was removed; a daemon that has taken over does not know it otherwise."""
+        return self.groups.may_be_removed(group) and not self._bundles_of(group)
+
     def _bundles_of(self, name: str) -> list[BundleKey]:
         """The bundles of a placement group by their records: its creator may have written only a part of them yet."""
         found = []
@@ -372,7 +376,7 @@ class Admission:
         self._report_to_uplink(forward)
 
     def _carry_out(self, orders: list[Order], forward: list[Order], now: float) -> bool:
-        """Carry out orders; False when a task was cancelled meanwhile, so that others may have its room."""
+        """Carry out orders; False when more can be decided: a task was cancelled, so that others may have its room."""
         done = True
         for order in orders:
             key = order.key
@@ -382,6 +386,9 @@ class Admission:
                 self.placing.moved(key, GONE, now)  # its record may belong to another by now
             elif order.what == "release":
                 self._release(key)
+            elif order.what == "warn" and self._is_removed(group_of(order.demand)):
+                self.groups.remove(group_of(order.demand))
+                done = False
             elif order.what != "admit":
                 self._cannot(order)
             elif not isinstance(key, TaskKey):
@@ -530,7 +537,7 @@ class Admission:
         if not (group := group_of(demand)):
             return self.placing.shortage(demand)
         why = self.groups.why_gone(group)
-        if why is None:
+        if why is None and not self._is_removed(group):
             return f"resources of placement group {group}, which no node has"
         return f"resources of placement group {group}, which {f'has {why}' if why else 'was removed'}"
 

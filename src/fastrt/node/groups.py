@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fastrt.ids import is_made_on
 from fastrt.node.bundles import assign
 from fastrt.node.keys import BundleKey, Order
 from fastrt.node.placing import GONE, WAITING, Placing
@@ -189,6 +190,10 @@ class Groups:
         """The keys of a group's bundles; None when this node does not know all of them."""
         group = self._groups.get(name)
         return None if group is None or len(group.keys) < group.count else list(group.keys.values())
+
+    def may_be_removed(self, name: str) -> bool:
+        """Whether a group was made here and is not known: it was removed, or its records have not been read yet."""
+        return bool(name) and name not in self._groups and is_made_on(name, self._placing.node)
 
     def remove(self, name: str) -> None:
         """Note that a group is removed, also one of which no bundle has been added yet."""

@@ -216,7 +216,7 @@ def placement_group(
     for bundle in bundles:
         same.setdefault(frozenset(bundle.items()), {name: float(amount) for name, amount in bundle.items()})
     specs = [same[frozenset(bundle.items())] for bundle in bundles]
-    group = PlacementGroup(PlacementGroupID.from_random(), specs, strategy, name, session)
+    group = PlacementGroup(PlacementGroupID.made_on(session), specs, strategy, name, session)
     refs = _record(store, group, amounts, lifetime == "detached")
     if lifetime != "detached":
         for stale in [known for known, (session_store, _) in _kept.items() if session_store is not store]:
