@@ -382,7 +382,7 @@ def test_killed_uplinks_are_dead_processes(nodes, two, wait_until):
         assert get(more.where.remote())[0] == two
 
 
-def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, wait_until):
+def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(nodes, runtime, two, wait_until):
     @fastrt.remote
     def where():
         return current_session()
@@ -400,7 +400,11 @@ def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, w
     nested = fastrt.remote(make_inside).options(scheduling_strategy=InGroup(packed, 0), num_cpus=0.5).remote(packed)
     assert get(nested) == (two, two)
     actor = Counter.options(scheduling_strategy=InGroup(packed, 1), num_cpus=0.5).remote(1)
-    assert get(actor.where.remote())[0] == two
+    place = get(actor.where.remote())
+    assert place[0] == two
+    nodes[0].child("fastrt.node.__main__").kill()  # the next one finds the bundles of both nodes as they are
+    assert [nodes_of(packed), set(nodes_of(strict))] == [[two, two], {runtime.session, two}]
+    assert get(actor.where.remote()) == place
     late = fastrt.placement_group([{"CPU": 1}, {"seat": 1}], strategy="SPREAD")
     assert not late.wait(0.3)
     fastrt.remove_placement_group(strict)

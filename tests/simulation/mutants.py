@@ -145,6 +145,8 @@ MUTANTS = [
     Mutant("groups: one that was removed before the daemon knew it", "node.groups",
            "        if name not in self._groups:\n            self._note",
            "        if False:\n            self._note"),
+    Mutant("groups: the next daemon places bundles of other nodes again", "node.groups",
+           "        if not self.is_away(key):\n", "        if True:\n"),
     Mutant("groups: the next daemon does not know a removed one", "node.admission",
            'elif order.what == "warn" and self._is_removed', 'elif order.what == "none" and self._is_removed'),
     Mutant("groups: tasks on other nodes wait without end", "departure",

@@ -112,6 +112,7 @@ class Admission:
         self.placing = Placing(session, total, cluster, labels_of(session, labels))
         self._moves = TaskMoves(self._client, self.placing, runs_here, is_blocked)
         self.groups = Groups(self.placing)
+        self.groups.is_away = lambda key: self._place_of_actor(key) == ELSEWHERE
         self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
@@ -149,9 +150,13 @@ class Admission:
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
-                key = _key_of(actor, gen, info)
-                self.placing.found(key, demand, 0 if info["state"] == actors.AWAY else info["devices"])
-                if isinstance(key, BundleKey) and demand.bundle and not demand.node:  # no demand: freed, it ends
+                key, is_away = _key_of(actor, gen, info), info["state"] == actors.AWAY
+                is_ours = isinstance(key, BundleKey) and demand.bundle and not demand.node  # no demand: freed, it ends
+                if is_ours and is_away:  # `groups` finds out where it is
+                    self.placing.wait(key, demand, time.monotonic())
+                else:
+                    self.placing.found(key, demand, 0 if is_away else info["devices"])
+                if is_ours:
                     self.groups.add(key, demand, placed=True)
             actors.grant(self._client, actor, gen, 0)  # also if its process is on its way: see `actors.enter`
             if info["bare"] and info["state"] == actors.WANTED and not info["ended"]:

@@ -6,6 +6,7 @@ over adds each bundle again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,10 +50,14 @@ class Groups:
 
     Args:
         placing: knows the free resources.
+
+    Attributes:
+        is_away: whether another node has a bundle, by its record.
     """
 
     def __init__(self, placing: Placing) -> None:
         self._placing = placing
+        self.is_away: Callable[[BundleKey], bool] = lambda key: False
         self._groups: dict[str, _Group] = {}
         self._gone: dict[str, str] = placing.gone_groups  # by name: why it can never be reserved; empty: it was removed
         self._waiting: dict[str, None] = {}  # groups with an unplaced bundle, the oldest first
@@ -62,12 +67,12 @@ class Groups:
         self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether they could ever fit
 
     def add(self, key: BundleKey, demand: Demand, placed: bool = False) -> None:
-        """Add a bundle that waits, or (`placed`) that an earlier daemon has placed."""
+        """Add a bundle that waits, or (`placed`) that an earlier daemon has placed; those come first."""
         name, index, count, strategy = demand.bundle.split("/")
         group = self._groups.setdefault(name, _Group(int(count), strategy))
         group.keys[int(index)], group.demands[int(index)] = key, demand
         if placed and len(group.keys) == group.count:
-            group.complete = group.created = all(self._placing.node_of(one) for one in group.keys.values())
+            group.complete = group.created = True
         self._placing.stirred_groups[name] = None
         self._look_whether_ready(name, group)
 
@@ -101,12 +106,15 @@ class Groups:
 
     def _place(self, name: str, group: _Group, now: float) -> list[Order]:
         placing = self._placing
-        waiting = [index for index, key in group.keys.items() if placing.place_of(key) == WAITING]
-        group.complete = group.complete or not waiting
-        if not waiting:
+        unplaced = [index for index, key in group.keys.items() if placing.place_of(key) == WAITING]
+        group.complete = group.complete or not unplaced
+        waiting = [index for index in unplaced if not self._is_away(name, index, group.keys[index], now)]
+        if all(placing.place_of(group.keys[index]) != WAITING for index in unplaced):
             self._waiting.pop(name, None)
             return []
         self._waiting[name] = None
+        if not waiting:
+            return []
         if now < group.retry_at:
             placing.stirred_groups[name] = None  # the next call examines it again, whether or not anything changes
             return []
@@ -132,6 +140,16 @@ class Groups:
         refused = [Order(key, "refuse", group.demands[k]) for k, key in group.keys.items()]
         self._forget(name, self.shortage(name))
         return refused
+
+    def _is_away(self, name: str, index: int, key: BundleKey, now: float) -> bool:
+        """Whether an earlier daemon has sent a bundle to another node; note its place once a report names it."""
+        if not self.is_away(key):
+            return False
+        for view in self._placing.views.values():
+            if bundle_name(name, index) in view.total:
+                self._placing.put(key, view.node, now)
+                break
+        return True
 
     def _choose(self, shape: _Shape) -> tuple[list[str] | None, bool]:
         """A node for each bundle of a shape, or None; and whether the nodes could ever hold it."""
