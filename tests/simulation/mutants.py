@@ -147,6 +147,8 @@ MUTANTS = [
            "        if False:\n            self._note"),
     Mutant("groups: the next daemon places bundles of other nodes again", "node.groups",
            "        if not self.is_away(key):\n", "        if True:\n"),
+    Mutant("daemon: the next one takes actors of other nodes for its own", "node.admission",
+           "                if not is_away:\n", "                if not is_away or not is_ours:\n"),
     Mutant("groups: the next daemon does not know a removed one", "node.admission",
            'elif order.what == "warn" and self._is_removed', 'elif order.what == "none" and self._is_removed'),
     Mutant("groups: tasks on other nodes wait without end", "departure",

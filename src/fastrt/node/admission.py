@@ -151,12 +151,12 @@ class Admission:
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
                 key, is_away = _key_of(actor, gen, info), info["state"] == actors.AWAY
-                is_ours = isinstance(key, BundleKey) and demand.bundle and not demand.node  # no demand: freed, it ends
-                if is_ours and is_away:  # `groups` finds out where it is
+                is_ours = demand.bundle and not demand.node  # no demand: freed, it ends
+                if not is_away:
+                    self.placing.found(key, demand, info["devices"])
+                elif is_ours:  # `groups` finds out where it is
                     self.placing.wait(key, demand, time.monotonic())
-                else:
-                    self.placing.found(key, demand, 0 if is_away else info["devices"])
-                if is_ours:
+                if is_ours and isinstance(key, BundleKey):
                     self.groups.add(key, demand, placed=True)
             actors.grant(self._client, actor, gen, 0)  # also if its process is on its way: see `actors.enter`
             if info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
