@@ -147,7 +147,8 @@ def test_standby_takes_over_and_gives_the_cluster_back(runtime_dir, monkeypatch,
         with fastrt.init(address=first.head, runtime_dir=of_three):
             # Node three has no workers: what it runs was forwarded.
             assert fastrt.get(add.remote(1, 2), timeout=PATIENCE_S) == 3
-            three.kill_child("fastrt.runtime.uplink")  # the next one has never met the first head
+            for module in ("fastrt.node.__main__", "fastrt.runtime.uplink"):
+                three.kill_child(module)  # the next uplink has never met the first head, nor has its daemon
             assert fastrt.get(add.remote(3, 4), timeout=PATIENCE_S) == 7
         start("four", "0", head=f"127.0.0.1:{free_port + 1}")
         start("one", "0", head="")

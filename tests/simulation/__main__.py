@@ -19,7 +19,7 @@ from typing import Any
 
 RETRIED = ("uplinks", "wide", "relay", "parted", "small", "chain")  # families
 # Machines are lost in these, if there are faults.
-LOSING = ("losses", "both", "parts", "cross", "groups", "regrouped", "standby", "named")
+LOSING = ("losses", "both", "parts", "cross", "groups", "regrouped", "standby", "heirs", "named")
 
 
 def _plan(args: argparse.Namespace, seed: int) -> Any:
@@ -47,7 +47,7 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
         faults = {"calm": 0, "breaks": 14, "uplinks": 10, "wide": 8, "losses": 12, "herd": 2, "back": 3, "leaves": 6,
                   "actors": 6, "streams": 8, "both": 8, "still": 0,
                   "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12,
-                  "small": 8, "chain": 3, "mesh": 12, "groups": 6, "regrouped": 8, "reserved": 1,
+                  "small": 8, "chain": 3, "mesh": 12, "groups": 6, "regrouped": 8, "reserved": 1, "heirs": 8,
                   "standby": 5, "daemons": 8, "crowds": 6, "stops": 4, "named": 6 * (seed % 4 > 1)}[family]  # fmt: skip
         retries = family in RETRIED or (family == "breaks" and seed % 2 == 0) or (family == "mesh" and seed % 4 != 3)
         machines = family in LOSING and bool(faults)

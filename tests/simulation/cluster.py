@@ -42,7 +42,7 @@ from fastrt.cluster.claims import CLAIM_S
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
-from fastrt.node import janitor
+from fastrt.node import janitor, kept
 from fastrt.store import unread
 from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
@@ -58,7 +58,7 @@ from .network import Network
 from .node import PARTS_ARE_LOST, Node
 from .program import VALUE, Program
 from .reserving import Reserving
-from .world import Process, World, patched
+from .world import Files, Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
 QUIET_S = 2 * CLAIM_S  # for what nothing uses to be released: nodes keep values for each other for almost so long
@@ -412,7 +412,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
     """The simulator's replacements of the clock, randomness, sockets and threads, for `patched`."""
     world, network = cluster.world, cluster.world.network
     rng = world.bytes
-    ids = iter(range(1 << 60))
+    ids, files = iter(range(1 << 60)), Files()
 
     class Exchange(uplink.Exchange):  # sets of streams have the same order in each run
         def __init__(self, *args: Any) -> None:
@@ -476,6 +476,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (outbox, "PIECE_BYTES", 8 << 10),
         (outbox, "FRAME_BYTES", 32 << 10),
         (unread, "forward", lambda tell: None),
+        *files.changes(kept),
     ]
 
 

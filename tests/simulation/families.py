@@ -113,8 +113,10 @@ FAMILIES = {
     "relay": Family(Shape((300, 50_000, 50_000), 1, 0.8, (1, 2, 2), (0.001, 0.05, 0.2), 0.1, (0.01, 0.1), (1,),
                           functions=2, forget=0.1, cancel=0.1, holds=0.9),
                     ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5, 3e4), late=(0.3, 0.1), full_s=0.2),
-    # The head is lost for longer than a standby waits.
+    # The head is lost for longer than a standby waits. "heirs": what a node knows of the heads is lost, too.
     "standby": Family(_OF_STANDBYS, _STANDBY_FAULTS, (0.1, 0.02), (4.0, 0.1), work_s=30.0, standbys=2),
+    "heirs": Family(_OF_STANDBYS, (*_STANDBY_FAULTS, "lose_head", "kill_both", "kill_both", "kill_both"), (0.1, 0.02),
+                    (4.0, 0.1), work_s=30.0, standbys=2),
     # Placement groups compete for few slots. "regrouped": daemons are killed, too. "reserved": without faults.
     "groups": Family(_OF_GROUPS, _GROUP_FAULTS, (0.1, 0.02), (4.0, 0.1)),
     "regrouped": Family(_OF_GROUPS, _GROUP_FAULTS + ("kill_daemon",) * 3, (0.1, 0.02), (4.0, 0.1)),
@@ -146,7 +148,7 @@ FAMILIES = {
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_NOT_MIXED = ("standby", "leaves", "groups", "regrouped", "reserved")  # they need settings of their own
+_NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved")  # they need settings of their own
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",
            "slow", "drop_copies")  # fmt: skip
 _SOMETIMES = ("actors", "streams", "kill", "named", "concurrent")  # of a shape: the others' programs are mostly without

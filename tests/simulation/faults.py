@@ -136,6 +136,18 @@ class Faults:
         k = rng.randrange(self.cluster.plan.nodes)
         return f"kill the daemon of n{k + 1}", lambda: self.cluster.nodes[k].daemons.kill(), 1.5
 
+    def _kill_both(self, rng: random.Random) -> Any:
+        """Kill the daemon and the uplink of a node together."""
+        k = rng.randrange(self.cluster.plan.nodes)
+
+        def fault() -> None:
+            node = self.cluster.nodes[k]
+            node.daemons.kill()
+            if node.alive and node.uplink.process.alive:
+                node.kill(node.uplink)
+
+        return f"kill the daemon of n{k + 1}, and kill the uplink of n{k + 1}", fault, 2.5
+
     def _kill_actor(self, rng: random.Random) -> Any:
         k, which = rng.randrange(self.cluster.plan.nodes), rng.random()
 

@@ -141,6 +141,8 @@ MUTANTS = [
            "        elif is_member and self.until", "        elif False and self.until"),
     Mutant("absent: a node that is back twice is given up", "claims",
            "        elif is_member and self.until", "        elif is_member and self.moves < 1 << 8 and self.until"),
+    Mutant("heads: gone with the daemon and the uplink", "node.kept",
+           "        with contextlib.suppress(FileNotFoundError):\n", "        if not folder.name:\n"),
     # ---- placement groups ----
     Mutant("groups: one that was removed before the daemon knew it", "node.groups",
            "        if name not in self._groups:\n            self._note",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory import clients
@@ -190,7 +191,8 @@ class Node:
         self.client = Client(self.segment, slot, gen)
         self.store = Store(self.client, 0.0)
         self.janitor = Janitor(self.store)
-        self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of)
+        folder = Path(self.segment.session)
+        self.kept = KeptObjectTable(self.client, self.janitor.stand_ins, self._slot_of, folder)
         self.admission = SimAdmission(
             self.store,
             self.total,

@@ -14,6 +14,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 STEP_S = 20e-6  # of CPU that one step of a process takes, times its slowness
@@ -231,6 +232,25 @@ class World:
 
 def _nothing() -> None:
     pass
+
+
+class Files:
+    """The files of all nodes, by their paths: in the place of those of private folders."""
+
+    def __init__(self) -> None:
+        self._data: dict[Path, bytes] = {}
+
+    def changes(self, module: Any) -> list[tuple[Any, str, Any]]:
+        """The replacements of the functions that a module reads and writes them with, for `patched`."""
+        return [(module, "read_private", self.read), (module, "replace_private", self.replace)]
+
+    def replace(self, folder: Path, name: str, data: bytes) -> None:
+        self._data[folder / name] = data
+
+    def read(self, folder: Path, name: str) -> bytes:
+        if folder / name not in self._data:
+            raise FileNotFoundError(name)
+        return self._data[folder / name]
 
 
 async def pause(seconds: float) -> None:

@@ -179,7 +179,8 @@ class Daemon:
                 config.logging, config.post_mortem, config.debugger,
                 [[one.resource, one.variable, one.name] for one in config.devices],
             ))  # fmt: skip
-        self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of)
+        folder = Path(self.socket_path).parent
+        self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of, folder)
         self._handlers = self._handler_table()
         self._report_handlers = self._report_handler_table()
         if adopt is not None:

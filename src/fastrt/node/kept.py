@@ -2,7 +2,8 @@
 
 Most objects are those of this node that other nodes hold: the uplink names them on behalf of those nodes. Those under
 this node's own name are records of `cluster.lineage`. If the uplink is killed, the next one gets the list, and the
-other nodes claim what they hold. If the daemon is killed, the uplink sends all of it to the next one.
+other nodes claim what they hold. If the daemon is killed, the uplink sends all of it to the next one. If both die, the
+heads are in a file, without which the node would have no cluster while the first head is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory.clients import Client
@@ -17,11 +19,23 @@ from fastrt._core.objects import handles
 from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
+from fastrt.folders import read_private, replace_private
 from fastrt.store.join import Link
-from fastrt.store.messages import KeepObject, KeptObject, KeptObjects, KnownHeads, Message, ReleaseObject
+from fastrt.store.messages import (
+    KeepObject,
+    KeptObject,
+    KeptObjects,
+    KnownHeads,
+    Message,
+    ReleaseObject,
+    expect,
+    read_message,
+    write_message,
+)
 
 _PATIENCE_S = 60.0  # without an uplink: longer than the other nodes wait
 _ROWS_MAX = 5000  # of one message
+_HEADS = "heads.json"  # in the session's folder
 
 
 class StandIns:
@@ -68,14 +82,20 @@ class KeptObjectTable:
         client: the daemon's attachment.
         stand_ins: the tasks that it holds for the next uplink.
         slot_of: returns the client slot of the process at a connection; None: it has ended.
+        folder: of the session.
     """
 
-    def __init__(self, client: Client, stand_ins: StandIns, slot_of: Callable[[Link], int | None]) -> None:
+    def __init__(
+        self, client: Client, stand_ins: StandIns, slot_of: Callable[[Link], int | None], folder: Path
+    ) -> None:
         self._client = client
         self._stand_ins = stand_ins
         self._slot_of = slot_of
         self._refs: dict[tuple[str, int], Ref] = {}
+        self._folder = folder
         self._heads: KnownHeads | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._heads = expect(read_message(read_private(folder, _HEADS)), KnownHeads)
         self._uplink: Link | None = None
         self._since = 0.0  # without an uplink
         stand_ins.on_more = self._hand_over
@@ -97,6 +117,8 @@ class KeptObjectTable:
     def note_heads(self, link: Link, message: KnownHeads) -> None:
         """Hold what the uplink knows of the heads: the first one may be gone when the next uplink starts."""
         self._heads = message
+        with contextlib.suppress(OSError):  # the disk is full: the file is read only if the uplink dies, too
+            replace_private(self._folder, _HEADS, write_message(message))
 
     def connect(self, link: Link) -> None:
         """Send a new uplink the heads and the list of the objects, and pass it the stand-ins."""
