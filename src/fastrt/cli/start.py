@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -190,8 +191,11 @@ def _metrics(given: dict[str, Any]) -> str | None:
 
 
 def _run(options: NodeOptions) -> None:
+    gc.disable()
     from fastrt.runtime.node_service import Node
 
+    gc.freeze()  # the garbage collector skips modules, as in the processes that `supervise.spawn` starts
+    gc.enable()
     with Node(options) as node:
         signal.signal(signal.SIGTERM, lambda signum, frame: node.leave())
         signal.signal(signal.SIGINT, lambda signum, frame: node.stop())

@@ -28,8 +28,9 @@ from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.nodefile import NodeFile, nodes_here
-from fastrt.runtime.processes import prepare_service, start_service
+from fastrt.runtime.processes import SERVICE_CALL, prepare_service, quiet, start_service
 from fastrt.runtime.session import Embedded, start
+from fastrt.runtime.siblings import Sibling, Stage
 
 _RESTART_S = 0.2  # before a process that was killed is restarted
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
@@ -96,15 +97,14 @@ class NodeOptions:
 
 
 class Ahead:
-    """The processes of a node that begin to import their modules while its session starts.
+    """The processes of a node that import their modules while its session starts.
 
     Args:
-        is_head: whether the node is the head's.
+        processes: by name.
     """
 
-    def __init__(self, is_head: bool) -> None:
-        names = ("head", "uplink") if is_head else ("uplink",)
-        self._processes = {name: prepare_service(_MODULES[name], name, **_TLS_1_3) for name in names}
+    def __init__(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
 
     def take(self, name: str) -> subprocess.Popen[bytes] | None:
         """Return the process with a name, once; None: there is none."""
@@ -128,12 +128,10 @@ def start_session(config: Config, is_head: bool) -> tuple[Embedded, Ahead]:
     Raises:
         FastrtError: it cannot start; the message says why.
     """
-    ahead = Ahead(is_head)
-    try:
-        return start(config, True, is_head), ahead
-    except BaseException:
-        ahead.close()
-        raise
+    names = ("head", "uplink") if is_head else ("uplink",)
+    services = tuple(Sibling(name, _MODULES[name], SERVICE_CALL, pipes=True) for name in names)
+    runtime = start(config, True, is_head, [Stage((_MODULES["head"],), services, {**quiet(), **_TLS_1_3})])
+    return runtime, Ahead(dict(zip(names, runtime.take_beside(), strict=True)))
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""The two processes of an embedded session: the node daemon and the zygote, started side by side.
+"""The two processes of an embedded session: the node daemon and the zygote, forked from one interpreter.
 
 The starter keeps the daemon's end of the zygote's socket open and hands it to each daemon: while one is dead the
 zygote and its workers continue, and the zygote's reports wait in the socket. A zygote that dies takes its workers
@@ -24,7 +24,17 @@ from fastrt.net.supervise import interpreter_flags, reap, spawn
 
 if TYPE_CHECKING:  # imported where it is used: the processes started here import this module, but start none
     import subprocess
+    from collections.abc import Sequence
 
+    from fastrt.runtime.siblings import Stage
+
+_ZYGOTE, _DAEMON = "fastrt.worker.zygote", "fastrt.node.__main__"
+# Modules that both import, imported once.
+_SHARED = (
+    *("fastrt.store.client", "fastrt.store.join", "fastrt.store.failures", "fastrt.store.unread"),
+    *("fastrt.store.generator", "fastrt.tasks.actor_records", "fastrt.tasks.cancel", "fastrt.tasks.marks"),
+    *("fastrt.tasks.resources", "fastrt.node.populator"),
+)
 # Modules of fastrt that tasks use by its public names: imported once by the zygote instead of in each worker (8 ms).
 _PUBLIC = (
     *("fastrt.actor", "fastrt.exceptions", "fastrt.runtime.driver", "fastrt.runtime.nodes"),
@@ -35,38 +45,42 @@ _PUBLIC = (
 _PRELOAD = ("numpy",)
 _END_S = 10.0
 
+SERVICE_CALL = "settings = sys.stdin.buffer.readline(); settings and main(settings.decode())"
 _SILENT = b'{"error": "it ended without a word; see its error output"}'
 
 
 class Processes:
-    """The zygote and the daemon of a session; the constructor starts the zygote.
+    """The zygote and the daemon of a session.
 
     Args:
         config: the session's settings.
         cluster: whether it is a node of a cluster.
         is_head: whether it is the node with the head, or not in a cluster.
+        beside: processes that start with the first daemon. Their standard input ends when they are not used.
+
+    Attributes:
+        beside: these processes. Who takes one removes it, and ends it.
     """
 
-    def __init__(self, config: Config, cluster: bool = False, is_head: bool = True) -> None:
+    def __init__(
+        self, config: Config, cluster: bool = False, is_head: bool = True, beside: Sequence[Stage] = ()
+    ) -> None:
         _occupy_standard_descriptors()
+        self._stages_beside = list(beside)
+        self.beside: list[subprocess.Popen[bytes]] = []
         self._cluster, self._is_head = cluster, is_head
         self.socket_path = ""
         self.daemon: subprocess.Popen[bytes] | None = None
-        self._config = config
-        self._bootstrap: socket.socket | None = None  # its end shows the daemon that the starter is gone
-        self._start_zygote()
-
-    def _start_zygote(self) -> None:
-        self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fd = zygote_end.fileno()
-        call, flags = "main(int(sys.argv[1]))", interpreter_flags()
-        self.zygote = spawn("fastrt.worker.zygote", call, str(fd), name="zygote", pass_fds=[fd], flags=flags)
+        self.zygote: subprocess.Popen[bytes] | None = None
         self._zygote_is_new = True  # until a daemon has sent it `Configure`
-        zygote_end.close()
+        self._config = config
+        self._control: socket.socket | None = None  # to the zygote
+        self._bootstrap: socket.socket | None = None  # its end shows the daemon that the starter is gone
 
     def await_end(self) -> bool:
         """Wait for the daemon's end; whether another can replace it: a signal has killed it, or the zygote."""
         assert self.daemon is not None
+        assert self.zygote is not None
         status = self.daemon.wait()
         return status < 0 or (self.zygote.poll() or 0) < 0
 
@@ -79,47 +93,72 @@ class Processes:
             FastrtError: it cannot start; the message says why.
             NodeDiedError: it did not answer in time.
         """
-        if self.zygote.poll() is not None:
-            self._control.close()
-            self._start_zygote()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = json.dumps(self._settings(theirs.fileno(), adopt))
-        fds = [theirs.fileno(), self._control.fileno()]
-        self.daemon = spawn("fastrt.node.__main__", "main()", settings, name="daemon", pass_fds=fds)
-        theirs.close()
+        if self._bootstrap is not None:
+            self._bootstrap.close()
+        self._bootstrap = ours
+        with theirs:
+            if self.zygote is None or self.zygote.poll() is not None:
+                self._start_all(theirs, adopt)
+            else:
+                settings, fds = self._settings(theirs, adopt)
+                self.daemon = spawn(_DAEMON, "main()", settings, name="daemon", pass_fds=fds)
+        assert self.daemon is not None
         ours.settimeout(self._config.start_timeout_s)
         try:
             answer = read_object(ours.recv(1 << 16) or _SILENT, "the answer of the daemon", own=True)
         except TimeoutError:
             self.daemon.kill()
             raise NodeDiedError(f"the node daemon did not start in {self._config.start_timeout_s} s") from None
-        finally:
-            if self._bootstrap is not None:
-                self._bootstrap.close()
-            self._bootstrap = ours
         if "error" in answer:
             raise FastrtError(f"the runtime cannot start: {answer['error']}")
         self.socket_path = answer["socket"]
         self._zygote_is_new = False
 
+    def _start_all(self, bootstrap: socket.socket, adopt: str | None) -> None:
+        """Start a zygote and a daemon, and the first time the processes beside them."""
+        from fastrt.runtime import siblings
+
+        if self._control is not None:
+            self._control.close()
+        self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._zygote_is_new = True
+        settings, fds = self._settings(bootstrap, adopt)
+        daemon = siblings.Sibling("daemon", _DAEMON, "main()", (settings,), tuple(fds))
+        fd, flags = zygote_end.fileno(), tuple(interpreter_flags())
+        zygote = siblings.Sibling("zygote", _ZYGOTE, "main(int(sys.argv[1]))", (str(fd),), (fd,), flags)
+        stages = [siblings.Stage(_SHARED, (daemon, zygote)), *self._stages_beside]
+        self._stages_beside = []
+        with zygote_end:
+            try:
+                self.daemon, self.zygote, *self.beside = siblings.start(stages, self._config.start_timeout_s)
+            except BaseException:
+                self.forget()  # those that were forked end
+                raise
+
     def end(self, patience_s: float = _END_S) -> None:
         """Wait for the processes, which have the order to end; kill those that do not end in time."""
         self.forget()
-        for process in filter(None, (self.daemon, self.zygote)):
+        for process in self.beside:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in filter(None, (self.daemon, self.zygote, *self.beside)):
             reap(process, patience_s)
 
     def forget(self) -> None:
         """Close this process's ends; a forked child does it too, or it would keep the zygote waiting for a daemon."""
-        self._control.close()
-        if self._bootstrap is not None:
-            self._bootstrap.close()
+        for end in filter(None, (self._control, self._bootstrap)):
+            end.close()
 
-    def _settings(self, bootstrap_fd: int, adopt: str | None) -> dict[str, Any]:
+    def _settings(self, bootstrap: socket.socket, adopt: str | None) -> tuple[str, list[int]]:
+        """The argument of a daemon, and the descriptors that it inherits."""
+        assert self._control is not None
+        fds = [bootstrap.fileno(), self._control.fileno()]
         config = dataclasses.asdict(self._config)
-        return {
+        settings = {
             "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
-            "bootstrap_fd": bootstrap_fd,
-            "zygote_fd": self._control.fileno(),
+            "bootstrap_fd": fds[0],
+            "zygote_fd": fds[1],
             "zygote_is_new": self._zygote_is_new,
             "adopt": adopt,
             "cluster": self._cluster,
@@ -129,6 +168,7 @@ class Processes:
                 "preload": [*_PUBLIC, *(name for name in _PRELOAD if name in sys.modules)],
             },
         }
+        return json.dumps(settings), fds
 
 
 def _occupy_standard_descriptors() -> None:
@@ -152,11 +192,17 @@ def prepare_service(module: str, name: str, **env: str) -> subprocess.Popen[byte
     """
     import subprocess
 
-    # gRPC writes two lines to stderr for each failed handshake: a stranger could fill a disk with them.
-    quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
     pipe = subprocess.PIPE
-    call = "settings = sys.stdin.buffer.readline(); settings and main(settings.decode())"
-    return spawn(module, call, name=name, stdin=pipe, stdout=pipe, env=quiet)
+    environment = {**os.environ, **quiet(), **env}
+    return spawn(module, SERVICE_CALL, name=name, stdin=pipe, stdout=pipe, env=environment)
+
+
+def quiet() -> dict[str, str]:
+    """Variables for a process that serves by gRPC, which writes two lines to stderr for each failed handshake.
+
+    A stranger could fill a disk with them.
+    """
+    return {"GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE")}
 
 
 def start_service(process: subprocess.Popen[bytes], settings: dict[str, Any], patience_s: float) -> str:

@@ -11,8 +11,8 @@ import shutil  # not where it is used: imported at exit, it would make Python fo
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.segment import Segment
@@ -25,6 +25,11 @@ from fastrt.store import join, messages, unread, warnings
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.tasks import call_sites
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from fastrt.runtime.siblings import Stage
 
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
@@ -178,6 +183,11 @@ class Embedded(Runtime):
         """In a forked child: close the parent's descriptors."""
         self._processes.forget()
 
+    def take_beside(self) -> list[subprocess.Popen[bytes]]:
+        """Return the processes that were started beside it, which belong to the caller now."""
+        taken, self._processes.beside = self._processes.beside, []
+        return taken
+
     def end_for_all(self) -> None:
         """Leave, and end the session also for other drivers that use it."""
         self._leaving = True
@@ -266,17 +276,18 @@ class Attached(Runtime):
             return False  # the daemon is gone
 
 
-def start(config: Config, cluster: bool = False, is_head: bool = True) -> Embedded:
+def start(config: Config, cluster: bool = False, is_head: bool = True, beside: Sequence[Stage] = ()) -> Embedded:
     """Start a session for this process.
 
     Args:
         config: its settings.
         cluster: whether it is a node of a cluster.
         is_head: whether it is the node with the head, or not in a cluster.
+        beside: processes that start with it; see `Processes`.
     Raises:
         FastrtError: it cannot start; the message says why.
     """
-    processes = Processes(config, cluster, is_head)
+    processes = Processes(config, cluster, is_head, beside)
     try:
         processes.start_daemon()
         return Embedded(config, processes)
