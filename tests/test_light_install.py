@@ -93,8 +93,34 @@ with fastrt.init(num_workers=1, object_store_memory="64MiB"):
 
 
 def test_tasks_and_actors_run_in_a_light_install(bare):
-    done = run(bare, *PYTEST, "tests/tasks/test_remote.py")
-    assert done.returncode == 0, done.stdout[-3000:]
+    code = """
+import fastrt
+
+@fastrt.remote(num_cpus=1)
+def double(value):
+    return 2 * value
+
+@fastrt.remote
+def doubles(count):
+    yield from fastrt.get([double.remote(k) for k in range(count)])
+
+@fastrt.remote
+class Counter:
+    count = 0
+    def add(self, amount):
+        self.count += amount
+        return self.count
+
+with fastrt.init(num_workers=2, object_store_memory="64MiB"):
+    counter = Counter.remote()
+    print([fastrt.get(ref) for ref in doubles.remote(3)], fastrt.get([counter.add.remote(k) for k in (1, 2)]))
+    try:
+        fastrt.get(double.remote(None))
+    except TypeError as exc:
+        print(type(exc).__name__, len(fastrt.nodes()))
+"""
+    done = run(bare, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "[0, 2, 4] [1, 3]\nTaskError(TypeError) 1\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
