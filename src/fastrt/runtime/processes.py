@@ -33,7 +33,7 @@ _ZYGOTE, _DAEMON = "fastrt.worker.zygote", "fastrt.node.__main__"
 _SHARED = (
     *("fastrt.store.client", "fastrt.store.join", "fastrt.store.failures", "fastrt.store.unread"),
     *("fastrt.store.generator", "fastrt.tasks.actor_records", "fastrt.tasks.cancel", "fastrt.tasks.marks"),
-    *("fastrt.tasks.resources", "fastrt.node.populator"),
+    *("fastrt.tasks.resources", "fastrt.node.populator", "hashlib"),
 )
 # Modules of fastrt that tasks use by its public names: imported once by the zygote instead of in each worker (8 ms).
 _PUBLIC = (

@@ -7,7 +7,6 @@ run. By the mark it knows them from dead sessions of its own.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -80,6 +79,8 @@ def _here() -> list[str]:
     identity = os.uname().nodename
     with suppress(OSError):
         identity += Path("/etc/machine-id").read_text()
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     machine = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [machine, boot, f"{os.stat(SHM_DIR).st_dev:x}"]
