@@ -85,6 +85,20 @@ def test_processes_do_not_share_an_interpreter_with_options_for_one_of_them():
     assert not any(isinstance(child, siblings._Adopted) for child in children)
 
 
+def test_interpreter_with_threads_from_its_start_forks_nothing(monkeypatch, tmp_path):
+    """A fork has none of them, and may wait for a lock that one holds."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    (child,) = siblings.start([Stage((), (sibling("one"),))], 30.0)
+    assert json.loads(child.stdout.readline())[6] == 2
+    assert not isinstance(child, siblings._Adopted)
+    reap(child, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_orphans_of_the_program_are_not_adopted_later():
     code = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3).pid)"
     (child,) = siblings.start([Stage((), (sibling("one"),))], 30.0)

@@ -2,7 +2,8 @@
 
 `siblings` starts it. Its only argument is the plan: JSON with the descriptor `control` and `stages`, each with names of
 `modules`, variables for `env`, and the `processes` that are forked once these modules are imported. It reports their
-process ids at `control`, and ends when the other end closes: the processes become children of the starter.
+process ids at `control`, and ends when the starter answers: the processes become its children. Where this interpreter
+has threads from its start, it forks none.
 
 Nothing that it imports may start a thread, or begin to use gRPC.
 """
@@ -32,7 +33,10 @@ def main() -> tuple[Callable[..., None], str]:
     plan: dict[str, Any] = read_object(sys.argv[1], "the plan of processes", own=True, bytes_max=SETTINGS_BYTES_MAX)
     control: int = plan["control"]
     pids: list[int] = []
-    for stage in plan["stages"]:
+    is_alone = (
+        len(os.listdir("/proc/self/task")) == 1
+    )  # a `sitecustomize` may have started threads, and forks lose them
+    for stage in plan["stages"] if is_alone else []:
         os.environ.update(stage["env"])
         for name in stage["modules"]:
             importlib.import_module(name)

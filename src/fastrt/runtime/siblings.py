@@ -3,7 +3,7 @@
 The interpreter (`mold`) forks them and ends. While it does, this process adopts its orphans (prctl(2)
 PR_SET_CHILD_SUBREAPER), so all of them are its children, as if it had started each: it learns how they end, and none
 depends on another. A process that is restarted alone is started by `supervise.spawn`, and so is each where the kernel
-refuses this, or where one needs options of its interpreter that others must not have.
+refuses this, where an interpreter has threads from its start, or where one needs options that others must not have.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def start(stages: Sequence[Stage], patience_s: float) -> list[subprocess.Popen[b
     """
     flags = {flag for stage in stages for one in stage.siblings for flag in one.flags}
     if flags <= _HARMLESS and _can_adopt():
-        return _start_together(stages, patience_s, sorted(flags))
+        together = _start_together(stages, patience_s, sorted(flags))
+        if together:
+            return together
     children, env = [], dict(os.environ)
     for stage in stages:
         env |= stage.env
@@ -110,6 +112,7 @@ def _can_adopt() -> bool:
 
 
 def _start_together(stages: Sequence[Stage], patience_s: float, flags: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    """Start processes from one interpreter; returns none if it has threads."""
     siblings = [one for stage in stages for one in stage.siblings]
     pipes = {one.name: (os.pipe(), os.pipe()) for one in siblings if one.pipes}
     theirs_of = {name: [into[0], out[1]] for name, (into, out) in pipes.items()}
@@ -133,13 +136,13 @@ def _start_together(stages: Sequence[Stage], patience_s: float, flags: Sequence[
             mold = spawn("fastrt.runtime.mold", call, plan, name="mold", pass_fds=fds, flags=flags)
             theirs.close()
             pids = _adopt(mold, ours, patience_s)
-    except BaseException:
-        for fd in kept:
-            os.close(fd)
-        raise
+        if pids:
+            kept = []
     finally:
-        for fd in given:
+        for fd in given + kept:
             os.close(fd)
+    if not pids:
+        return []
     children: list[subprocess.Popen[bytes]] = [_Adopted(pid, one.name) for pid, one in zip(pids, siblings, strict=True)]
     for child, one in zip(children, siblings, strict=True):
         if one.pipes:
@@ -163,9 +166,11 @@ def _adopt(mold: subprocess.Popen[bytes], control: socket.socket, patience_s: fl
                 adopt_orphans(before)
     except TimeoutError:
         raise NodeDiedError(f"the processes of the session did not start in {patience_s} s") from None
-    except OSError as exc:  # it was killed
-        raise FastrtError(f"the processes of the session did not start: {exc}") from None
+    except BrokenPipeError:
+        pass
     finally:
         reap(mold, 0)
+    if mold.returncode:  # they are not children of this process
+        raise FastrtError("the processes of the session did not start: the process that forks them was killed")
     pids: list[int] = read_json(said, "the ids of processes", own=True)
     return pids
