@@ -2,8 +2,10 @@
 
 The interpreter (`mold`) forks them and ends. While it does, this process adopts its orphans (prctl(2)
 PR_SET_CHILD_SUBREAPER), so all of them are its children, as if it had started each: it learns how they end, and none
-depends on another. A process that is restarted alone is started by `supervise.spawn`, and so is each where the kernel
-refuses this, where an interpreter has threads from its start, or where one needs options that others must not have.
+depends on another. `fastrt start` does not fork them itself, although it has most modules: tasks would inherit its
+memory, with the cluster's token. A process that restarts alone is started by `supervise.spawn`, and so is each if
+the kernel refuses this, an interpreter has threads from its start, or one needs options that others must
+not have.
 """
 
 from __future__ import annotations
