@@ -159,7 +159,7 @@ def test_values_that_are_in_use_leave_no_room_and_the_next_goes_to_a_file(folder
     assert totals["mapped_objects"] >= 3
 
 
-def test_spilled_values_are_mapped_and_restored_when_they_are_read_again_and_there_is_room(folder):
+def test_spilled_values_are_mapped_and_restored_when_they_are_read_again_and_there_is_room(folder, wait_until):
     refs = [fastrt.put(array(4 * MIB, k)) for k in range(8)]
     before = spill.totals(client())["restored_objects"]
     values = fastrt.get(refs)
@@ -169,9 +169,14 @@ def test_spilled_values_are_mapped_and_restored_when_they_are_read_again_and_the
     spilled = next(ref for ref in refs if spill.is_spilled(client(), ref))
     refs.clear()
     del values
-    for _ in range(2):
+
+    def restored() -> int:
         fastrt.get(spilled)
-    assert spill.totals(client())["restored_objects"] == before + 1
+        return spill.totals(client())["restored_objects"] - before
+
+    wait_until(restored, "the value to be in the store again")
+    fastrt.get(spilled)
+    assert restored() == 1
 
 
 def test_workers_whose_arguments_and_results_exceed_the_store_do_not_stand_still(folder):
