@@ -6,6 +6,7 @@ Each costs at most the values whose bytes it had, with an error that says why; t
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fastrt._core.objects import spill
 from fastrt._core.repair import fsck, inspect
 from fastrt.store import client as store_client
 from support.disks import small_disk
+from support.jobs import needs
 
 MIB = 1 << 20
 STORE = 32 * MIB
@@ -217,3 +219,23 @@ def test_damaged_file_that_the_daemon_reads_costs_its_value_only(tmp_path, damag
         check(refs, [k for k in range(44) if k != victim])
         assert fsck.fsck(client()) == []
         del refs
+
+
+def test_shared_memory_with_less_room_than_the_store_is_named():
+    needs("unshare")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=60).returncode:
+        pytest.skip("mount namespaces cannot be made")
+    program = (
+        "import fastrt, numpy as np\n"
+        "with fastrt.init(1, '256MiB', spill_fallback=False, store_patience_s=0.5, advice=False):\n"
+        "    refs = [fastrt.put(np.ones(1 << 20)) for _ in range(3)]\n"
+        "    views = fastrt.get(refs)\n"
+        "    more = [fastrt.put(np.ones(1 << 20)) for _ in range(9)]\n"
+        "    views += fastrt.get(more)\n"
+    )
+    mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (line,) = [line for line in ended.stderr.splitlines() if "ObjectStoreFullError: " in line]
+    assert "of 256.0 MiB, of which /dev/shm has room for " in line
+    assert "or remove files in /dev/shm, or give it more room" in line

@@ -176,7 +176,7 @@ class Actors:
         """Whether another process can be started; if not, the actor waits until others have ended."""
         used, tools, most = clients.occupancy(self._client.segment)
         there = used + len(self._starting)
-        openable = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH
+        openable = max(0, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH)
         self._full = len(self._starting) >= _STARTING_MAX or there >= min(
             most - max(actors.SLOTS_KEPT - tools, 0), openable
         )

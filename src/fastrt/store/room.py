@@ -16,16 +16,17 @@ A wait ends in an error in three cases:
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastrt._core.memory import arena
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
-from fastrt.config import size_text
+from fastrt.config import SHM_DIR, size_text
 from fastrt.errors import ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
 from fastrt.store import warnings
@@ -71,7 +72,7 @@ def with_room(store: Store, wanted: int, make: Callable[[], _T], make_file: Call
 
 def _wait(store: Store, wanted: int, make: Callable[[], _T], seen: int, make_file: Callable[[], _T] | None) -> _T:
     waiting = RoomWait(store, wanted, store.serves)
-    about, why, trouble = ("", ""), "", ""
+    about, why, trouble = Story("", "", ""), "", ""
     while True:
         freed = _spilled(store, wanted, seen)
         seen = spill.rounds(store.client)
@@ -189,29 +190,52 @@ class RoomWait:
         self._warn_s *= 2
         sys.stderr.write(
             f"fastrt: the object store is full, and a value has waited for room for {self.waited_s:.0f} s: "
-            f"{''.join(story(self._store, self._wanted))}\n"
+            f"{story(self._store, self._wanted)}\n"
         )
 
 
-def story(store: Store, wanted: int) -> tuple[str, str]:
-    """Describe a full store in two texts: the wanted and free bytes; the processes that use the rest."""
+class Story(NamedTuple):
+    """What is known about a full store.
+
+    Attributes:
+        room: the wanted and the free bytes.
+        users: the processes that use the rest, and why nothing was spilled; may be empty.
+        advice: how to get more room.
+    """
+
+    room: str
+    users: str
+    advice: str
+
+    def __str__(self) -> str:
+        return self.room + self.users
+
+
+def story(store: Store, wanted: int) -> Story:
+    """Describe a full store."""
     client = store.client
     usage = fsck.usage(client)
-    free = usage["bytes_max"] - usage["bytes_used"]
+    free, size = usage["bytes_max"] - usage["bytes_used"], size_text(usage["bytes_max"])
+    advice = "raise object_store_memory"
+    _, committed, most = arena.room(client)
+    shm = os.statvfs(SHM_DIR)
+    shm_free = shm.f_bavail * shm.f_frsize
+    if shm_free < most - committed:
+        free = min(free, committed + shm_free - usage["bytes_used"])
+        size += f", of which {SHM_DIR} has room for {size_text(committed + shm_free)}"
+        advice = f"remove files in {SHM_DIR}, or give it more room (docker run --shm-size=...)"
     holders = sorted(fsck.holders(client), key=lambda row: -row["bytes"])[:3]
     held = ", ".join(f"pid {row['pid']} ({size_text(row['bytes'])})" for row in holders if row["bytes"])
     trouble = spill.last_round(client)[1]
-    return (
-        f"{size_text(wanted) if wanted else 'a little room'} wanted, {size_text(free)} free of "
-        + size_text(usage["bytes_max"])
+    return Story(
+        f"{size_text(wanted) if wanted else 'a little room'} wanted, {size_text(free)} free of {size}"
         + (" in pieces that are too small" if wanted and free >= wanted else ""),
         (f"; held by {held}" if held else "") + (f"; spilling failed: {trouble}" if trouble else ""),
+        advice,
     )
 
 
-def explain(
-    exc: ObjectStoreFullError, about: tuple[str, str], why: str = "", may_pass: bool = False
-) -> ObjectStoreFullError:
+def explain(exc: ObjectStoreFullError, about: Story, why: str = "", may_pass: bool = False) -> ObjectStoreFullError:
     """Make the error for users from an error of the core.
 
     Args:
@@ -220,8 +244,8 @@ def explain(
         why: the reason, from `RoomWait.look`.
         may_pass: the attribute of the error.
     """
-    text = f"{about[0]} ({exc}{': ' + why if why else ''}){about[1]}"
-    error = type(exc)(f"{text}. Drop references and views, or raise object_store_memory.")
+    text = f"{about.room} ({exc}{': ' + why if why else ''}){about.users}"
+    error = type(exc)(f"{text}. Drop references and views, or {about.advice}.")
     error.explained, error.may_pass = True, may_pass
     return error
 
@@ -231,7 +255,7 @@ def warn_of_file(store: Store, wanted: int) -> None:
     warnings.give(
         "fallback memory",
         f"a value found no room in the object store and is in a file in {spill.directory(store.client)}: "
-        f"{''.join(story(store, wanted))}. Raise object_store_memory, or drop references and views",
+        f"{(found := story(store, wanted))}. Drop references and views, or {found.advice}",
     )
 
 
