@@ -4,8 +4,10 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import fastrt
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
+from fastrt.store.messages import Spill
 
 
 @pytest.fixture
@@ -119,6 +122,28 @@ def test_worker_that_dies_while_no_daemon_is_there_is_recovered(kill_daemon, tmp
     os.kill(runner, signal.SIGKILL)
     Path(gate).touch()
     assert fastrt.get(ref, timeout=60) not in (runner, 0)
+
+
+def test_put_that_waits_for_room_goes_on_with_the_next_daemon(runtime_of_its_own, kill_daemon, monkeypatch):
+    store, asked = store_client.require(), threading.Event()
+    tell = store.tell
+
+    def noted(message):
+        answer = tell(message)
+        if isinstance(message, Spill):
+            asked.set()
+        return answer
+
+    monkeypatch.setattr(store, "tell", noted)
+    refs = [fastrt.put(np.full(7 << 20, k, np.uint8)) for k in range(4)]
+    asked.clear()
+    os.kill(daemon_pid(runtime_of_its_own), signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(fastrt.put, np.full(7 << 20, 4, np.uint8))
+        assert asked.wait(30)
+        kill_daemon()  # and what it was asked for is gone
+        refs.append(late.result(timeout=30))
+    assert [int(fastrt.get(ref)[-1]) for ref in refs] == [0, 1, 2, 3, 4]
 
 
 def test_nested_tasks_find_workers_after_a_restart(kill_daemon):

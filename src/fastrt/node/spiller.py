@@ -66,6 +66,7 @@ class Spiller:
         threads = _STORAGE_THREADS if storage is not None else _THREADS
         self._files.make_key()
         spill.configure(client, str(directory), falls_back)
+        spill.end_round(client, 0)  # who waits for a daemon that died asks again: its request died, too
         self._plan = SpillPlan(arena.room(client)[2], 2 * threads)  # a thread finds the next value when it is ready
         self._ahead = RestoreAhead(arena.room(client)[2])
         self._looked_at = float("-inf")
