@@ -195,7 +195,7 @@ class RoomWait:
 
 
 class Story(NamedTuple):
-    """What is known about a full store.
+    """The facts about a full store.
 
     Attributes:
         room: the wanted and the free bytes.
