@@ -48,6 +48,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python tests/support/ray_env.py
 	-$(BIN)/python tests/support/go_env.py
 	-$(BIN)/python tests/support/herd_env.py
+	-$(BIN)/python tests/support/free_env.py
 	$(BIN)/python -m pytest tests/models/test_orders.py
 	$(BIN)/python tests/support/libraries_env.py
 	FASTRT_NO_SKIPS=1 .cache/libraries/bin/python -m pytest tests/store/test_libraries.py tests/store/test_serialize.py \

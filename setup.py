@@ -14,10 +14,12 @@ beside the wheel.
 """
 
 import gc
+import importlib.util
 import json
 import os
 import re
 import subprocess
+import sysconfig
 import uuid
 from collections import Counter
 from importlib import metadata
@@ -34,16 +36,19 @@ gc.disable()  # half of Cython's time was the search for cycles in its trees; a 
 CORE = Path("src/fastrt/_core")
 # Plain Python that is compiled too, each with the types in a .pxd beside it; without a compiled file it runs as it is.
 # docs/adr/0005-compiled-python.md
+# Compiled, they would turn the GIL on where Python has none.
 PLAIN = [
     *[Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")],
     *[Path("src/fastrt/node", f"{name}.py") for name in ("other_nodes", "placing")],
-]
+] * (not sysconfig.get_config_var("Py_GIL_DISABLED"))
 # The module of the functions that Cython needs in nearly every other one. That they are compiled once takes a quarter
 # off the compiler's time, and a fifth off the size of all modules.
 SHARED = "fastrt._core.cython_shared"
 BUILD_FILE = "fastrt/build.json"  # read by fastrt.observe.build
 COMMIT_FILE = "COMMIT"  # in an sdist only
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
+# Without a GIL there is no package of grpcio-tools; then the program protoc on PATH compiles the .proto files.
+HAS_TOOLS = importlib.util.find_spec("grpc_tools") is not None
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
 DEBUG_INFO = os.environ.get("FASTRT_DEBUG_INFO", "0") not in ("", "0")
@@ -293,15 +298,19 @@ def bill_of_materials(name: str, version: str, requirements: list[str]) -> dict[
     their bounds are in the metadata. Equal builds have equal files: there is no time, and the serial number is derived.
     """
     itself = f"pkg:pypi/{name}@{version}"
+    types = "Protobuf's well-known types are in the descriptor sets"
+    if HAS_TOOLS:
+        proto = ("grpcio-tools", metadata.version("grpcio-tools"), "Apache-2.0 AND BSD-3-Clause", types)
+    else:
+        shown = subprocess.run(["protoc", "--version"], capture_output=True, text=True, check=True).stdout
+        proto = ("protobuf", shown.split()[-1], "BSD-3-Clause", types)
+    cython = ("cython", metadata.version("cython"), "Apache-2.0", "its support code is in every compiled module")
     parts = [
         {
-            "type": "library", "name": part, "version": metadata.version(part), "description": use, "scope": "required",
-            "licenses": [{"expression": licence}], "purl": f"pkg:pypi/{part}@{metadata.version(part)}", "bom-ref": part,
+            "type": "library", "name": part, "version": newest, "description": use, "scope": "required",
+            "licenses": [{"expression": licence}], "purl": f"pkg:pypi/{part}@{newest}", "bom-ref": part,
         }
-        for part, licence, use in (
-            ("cython", "Apache-2.0", "its support code is in every compiled module"),
-            ("grpcio-tools", "Apache-2.0 AND BSD-3-Clause", "Protobuf's well-known types are in the descriptor sets"),
-        )
+        for part, newest, licence, use in (cython, proto)
     ]  # fmt: skip
     needed = sorted({re.split(r"[ <>=!~;\[]", requirement)[0] for requirement in requirements})
     beside = [
@@ -328,14 +337,17 @@ def bill_of_materials(name: str, version: str, requirements: list[str]) -> dict[
 
 def compile_descriptors(folder: Path, target: Path) -> None:
     """Compile the .proto files of one folder, with everything they import, into one file."""
-    import grpc_tools
-    from grpc_tools import protoc
-
     target.parent.mkdir(parents=True, exist_ok=True)
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
     files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.proto"))]
-    options = ["--include_imports", f"--descriptor_set_out={target}", f"-I{folder}", f"-I{well_known}"]
-    if protoc.main(["protoc", *options, *files]) != 0:
+    command = ["protoc", "--include_imports", f"--descriptor_set_out={target}", f"-I{folder}"]
+    if HAS_TOOLS:
+        import grpc_tools
+        from grpc_tools import protoc
+
+        code = protoc.main([*command, f"-I{Path(grpc_tools.__file__).parent / '_proto'}", *files])
+    else:
+        code = subprocess.run([*command, *files]).returncode
+    if code != 0:
         raise SystemExit(f"protoc refused a file of {folder}; its message is above")
 
 

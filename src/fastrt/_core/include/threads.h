@@ -30,11 +30,18 @@ static inline void frt_threads_give(frt_ctx *x) {
 }
 
 /* Whether another thread has made this client leave: its references are dropped, and it takes none any more. */
-static inline int frt_has_left(const frt_ctx *x) { return x->threads.left; }
+static inline int frt_has_left(const frt_ctx *x) { return a32_load_rlx(&x->threads.left); }
+
+/* The same after a store of this thread, which `leave` looks at after it has set the mark: one of the two sees the
+ * other. */
+static inline int frt_has_left_since(const frt_ctx *x) {
+    a_fence_sc();
+    return frt_has_left(x);
+}
 
 static inline void frt_set_left(frt_ctx *x) {
     frt_threads_take(x);
-    x->threads.left = 1;
+    a32_store_sc(&x->threads.left, 1);
     frt_threads_give(x);
 }
 #else
@@ -43,5 +50,6 @@ static inline void frt_set_left(frt_ctx *x) {
 #define frt_threads_take(x) ((void)0)
 #define frt_threads_give(x) ((void)0)
 #define frt_has_left(x) 0
+#define frt_has_left_since(x) 0
 #define frt_set_left(x) ((void)0)
 #endif

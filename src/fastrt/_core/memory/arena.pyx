@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The allocator: blocks of 256 bytes to 8 KiB in slab pages of 16 KiB, runs of pages above that.
 
 Two kinds of words decide everything: the page words (kind and length of each run of pages) and the owner words

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Threads that work in the background: they leave their processor at once to a thread that wakes up.
 
 Niceness alone does not do that on Linux: a nice thread finishes its slice first. From Linux 6.12 on a thread may ask

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
-from fastrt._core.memory.layout cimport frt_ctx
+from fastrt._core.memory.layout cimport a32_load_rlx, a32_store_rlx, frt_ctx
 from fastrt._core.memory.segment cimport Segment
 
 
@@ -12,11 +12,10 @@ cdef class Client:
     cdef readonly Segment segment
     cdef frt_ctx x
     cdef readonly int pid
-    cdef readonly bint closed
     cdef readonly uint64_t epoch
 
     cdef int forks
-    cdef bint left
+    cdef uint32_t has_closed, has_left  # atomic: a thread may close the client that others use
     cdef Client former
     cdef bytes names
     cdef object __weakref__
@@ -30,3 +29,11 @@ cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil
 cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil
 cdef uint32_t clients_ever(frt_ctx *x) noexcept nogil
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil
+
+
+cdef inline bint client_stops(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Note that this client does not work on task `t` any more; whether it was the one noted last."""
+    if a32_load_rlx(&x.clients[x.me].task) != t + 1:
+        return False
+    a32_store_rlx(&x.clients[x.me].task, 0)
+    return True

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The client table: the processes that are attached to the segment, and each process's handle on it.
 
 The daemon writes a slot's word {state, gen}. For a joining process it opens the pidfd, compares the start time
@@ -251,16 +251,17 @@ def table(Segment segment):
     """The client table as a list of dicts, one per slot in use."""
     cdef frt_ctx x
     cdef frt_client *slot
-    cdef uint32_t i
+    cdef uint32_t i, task
     segment.describe(&x)
     rows = []
     for i in range(frt_clients(&x)):
         slot = x.clients + i
+        task = a32_load_rlx(&slot.task)
         if frt_word_state(slot.word) != FRT_CLIENT_FREE:
             rows.append({
                 "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
                 "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
-                "task": None if slot.task == 0 else slot.task - 1, "tasks_done": slot.tasks_done,
+                "task": None if task == 0 else task - 1, "tasks_done": slot.tasks_done,
                 "parked": slot.parked != 0, "name": slot.name[:strnlen(slot.name, 64)].decode("utf-8", "replace"),
             })
     return rows
@@ -323,7 +324,7 @@ cdef class Client:
 
     cdef int ensure(self) except -1:
         """Raise unless this process may use the handle now. Cheap enough for every call that may wait."""
-        if self.closed:
+        if a32_load_rlx(&self.has_closed):
             raise NotInitializedError("the runtime was shut down; call fastrt.init() again")
         if self.forks != _forks:
             raise ForkedHandle()
@@ -338,19 +339,24 @@ cdef class Client:
         departure or ends. Later calls raise `NotInitializedError`; views that still exist stay readable."""
         if self.usable():
             pool_flush(&self.x)
-        self.closed = True
+        a32_store_rel(&self.has_closed, 1)
 
     cdef bint may_let_go(self) noexcept:
         """Whether pins and unsealed values can be released: also after `recovery.leave`, which keeps the slot."""
-        return (not self.closed or self.left) and self.forks == _forks
+        return (not a32_load_rlx(&self.has_closed) or a32_load_rlx(&self.has_left)) and self.forks == _forks
 
     cdef bint usable(self) noexcept:
         """Whether the segment may be touched through this handle (destructors must not raise)."""
-        return not self.closed and self.forks == _forks
+        return not a32_load_rlx(&self.has_closed) and self.forks == _forks
 
     def abandon(self):
         """Forget the attachment without touching the segment (in a forked child)."""
-        self.closed = True
+        a32_store_rel(&self.has_closed, 1)
+
+    @property
+    def closed(self):
+        """Whether this process has left through this handle, or forgotten it."""
+        return a32_load_rlx(&self.has_closed) != 0
 
     @property
     def forked(self):
@@ -376,12 +382,12 @@ cdef class Client:
     def working_job(self):
         """The number of the job for which this client works: that of its newest task, or as adopted; 0: none yet."""
         self.ensure()
-        return self.x.clients[self.x.me].job
+        return a64_load_rlx(&self.x.clients[self.x.me].job)
 
     def adopt_job(self, uint64_t job):
         """Work for a driver: tasks submitted from now on belong to its job."""
         self.ensure()
-        self.x.clients[self.x.me].job = job
+        a64_store_rlx(&self.x.clients[self.x.me].job, job)
 
     def rename(self, str name):
         """Change this client's name in listings, which may read a part of it meanwhile; at most 63 bytes."""

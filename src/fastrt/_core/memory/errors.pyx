@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Convert the core's error codes to exceptions. No other module does so.
 
 C functions of the core return a value >= 0 or a negative code (FRT_* in include/layout.h); a caller that

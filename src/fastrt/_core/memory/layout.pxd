@@ -45,6 +45,7 @@ cdef extern from "layout.h" nogil:
     void frt_threads_take(frt_ctx *x) noexcept
     void frt_threads_give(frt_ctx *x) noexcept
     bint frt_has_left(const frt_ctx *x) noexcept
+    bint frt_has_left_since(const frt_ctx *x) noexcept
     void frt_set_left(frt_ctx *x) noexcept
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept

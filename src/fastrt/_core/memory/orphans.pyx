@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Orphans: processes whose parent has ended. They become children of init, or of a process that adopts them."""
 
 cdef extern from "<sys/prctl.h>" nogil:

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Free records of the object and task tables. They are taken and returned in batches, under one lock per batch.
 
 A client keeps up to FRT_MAGAZINE free records of each table in a private magazine; their state words say

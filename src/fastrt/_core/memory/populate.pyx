@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Memory for the payload region ahead of its use, and its form: huge pages, nodes of a NUMA machine.
 
 The first write into a fresh page costs twelve times as much as a copy into a warm one: the kernel finds, clears and

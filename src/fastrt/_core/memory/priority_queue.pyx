@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The ready tasks with a priority: a heap beside the ready queue's ring, under the same lock.
 
 The highest priority is taken first, and among equal ones the task that was submitted first. The ids of such tasks come

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The ready queue: a ring of tasks under one robust lock (9 ns), and the set of idle workers that sleep.
 
 The ring holds hints; the task words decide. A cell may name a task that is no longer READY (cancelled, or pushed

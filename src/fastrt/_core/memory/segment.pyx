@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """One POSIX shared-memory segment: create, attach, commit memory, unlink.
 
 The name carries 128 random bits, the mode is 0600, creation is exclusive. Attaching checks everything that

@@ -1,3 +1,4 @@
+# cython: language_level=3, freethreading_compatible=True
 """Shared-memory objects by name: posix_ipc opens them where it is installed, `shm_open` elsewhere."""
 
 import os
@@ -11,6 +12,8 @@ except ImportError:  # it has no wheels for this Python
 from libc.errno cimport ENOENT, errno
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
+
+from fastrt._core.memory.layout cimport a64_load_rlx, a64_store_rlx
 
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -77,7 +80,7 @@ cdef bint unlink_shm(str name) except -1:
 
 
 # Where this process, or the one that it was forked from, last mapped an object for writing.
-cdef char *_writable = NULL
+cdef uint64_t _writable = 0
 
 
 cdef void *map_aligned(int fd, uint64_t nbytes, uint64_t align, int access) noexcept nogil:
@@ -86,8 +89,7 @@ cdef void *map_aligned(int fd, uint64_t nbytes, uint64_t align, int access) noex
     A forked child finds the gap that its parent's mapping for writing has left, and fills it: inherited arrays of
     `fastrt.empty` are at the same addresses again.
     """
-    global _writable
-    cdef char *wanted = _writable if access & PROT_WRITE else NULL
+    cdef char *wanted = <char *>a64_load_rlx(&_writable) if access & PROT_WRITE else NULL
     cdef char *found = <char *>mmap(wanted, nbytes, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
     if found != MAP_FAILED and <uint64_t>found % align:
         munmap(found, nbytes)
@@ -97,5 +99,5 @@ cdef void *map_aligned(int fd, uint64_t nbytes, uint64_t align, int access) noex
             found += (align - <uint64_t>found % align) % align
             found = <char *>mmap(found, nbytes, access, MAP_SHARED | MAP_NORESERVE, fd, 0)
     if found != MAP_FAILED and access & PROT_WRITE:
-        _writable = found
+        a64_store_rlx(&_writable, <uint64_t>found)
     return found

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Per-client trace rings of timed actions. A ring has one writer and no lock; any process reads it at any time.
 
 A ring has room for the last 16,384 records. The writer fills a record and then stores the count; the end of an action

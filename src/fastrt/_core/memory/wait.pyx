@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """All waits of the core: for one object, for several, for a task to run.
 
 Every client has one wake word, a futex. A waiter reads its wake word, sets its bit at the object, checks the object

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """A SIGSEGV handler that explains a write to a stored value before the signal ends the process.
 
 Stored values lie in a read-only mapping. Python and NumPy refuse to write to them; compiled code that ignores NumPy's

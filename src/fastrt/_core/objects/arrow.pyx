@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Arrow data as a description and buffers, and back, through the Arrow C data and stream interfaces.
 
 `take` reads the stream of any library without a copy. `Stream` gives the same data to any library, over other buffers.

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Many small objects in one call: pin them to send them, or make and seal them on arrival.
 
 For one object, the functions of `handles` cost Python some microseconds, as much as moving 64 KiB. The functions here

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Queues of values directly in the arena: a put or get is a lock, a copy and perhaps a wake.
 
 fifo.h describes the structures and the state after a death. The caller does the parts that need Python: it attaches to

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The function table: objects that hold functions, by a digest of their content.
 
 The table is a series of open hash tables, each twice as large as the one before. A slot is in use from the store of its

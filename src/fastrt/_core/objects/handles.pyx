@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Python's handles on the object table: references, pinned views, and values being written.
 
 Ref     one reference of this process; the entry lives at least as long.
@@ -70,8 +70,10 @@ cdef class Ref:
         # Each session counts its objrefs from 1: the same number in another session is another object.
         if not isinstance(other, Ref) or self.objref != (<Ref>other).objref:
             return False
-        mine, theirs = self.client, (<Ref>other).client
-        return mine is theirs or mine is not None and theirs is not None and mine.segment.name == theirs.segment.name
+        if self.client is (<Ref>other).client:
+            return True
+        mine, theirs = self.owner, other.owner
+        return mine is not None and theirs is not None and mine.segment.name == theirs.segment.name
 
     # Without these, Cython would make a copy that shares this reference's hold.
     def __reduce__(self):
@@ -86,7 +88,8 @@ cdef class Ref:
     @property
     def owner(self):
         """The `Client` that this reference belongs to."""
-        return self.client
+        with cython.critical_section(self):  # `ref_use` in another thread may drop the one that is read here
+            return self.client
 
 
 def set_ref_class(type cls):
@@ -106,7 +109,7 @@ cdef Ref ref_wrap(Client client, uint32_t index):
     cdef Ref ref = frt_instance(ref_class(), _NO_ARGS)
     ref.client = client
     ref.index = index
-    ref.objref = client.x.entries[index].objref
+    ref.objref = a64_load_rlx(&client.x.entries[index].objref)
     return ref
 
 
@@ -116,15 +119,16 @@ cdef int ref_use(Client client, Ref ref) except -1:
         raise TypeError("None is not a reference")
     if ref.client is client:
         return 0
-    if ref.client is None or ref.client.segment is not client.segment and \
-            ref.client.segment.name != client.segment.name:
-        raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value is gone")
-    if ref.client.usable():
-        raise FastrtError(f"{ref!r} belongs to another client of this process")
     with cython.critical_section(ref):
-        if ref.client is not client:  # another thread may have come first
-            check(object_acquire(&client.x, ref.index, ref.objref, False))
-            ref.client = client
+        if ref.client is client:  # another thread has come first
+            return 0
+        if ref.client is None or ref.client.segment is not client.segment and \
+                ref.client.segment.name != client.segment.name:
+            raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value is gone")
+        if ref.client.usable():
+            raise FastrtError(f"{ref!r} belongs to another client of this process")
+        check(object_acquire(&client.x, ref.index, ref.objref, False))
+        ref.client = client
     return 0
 
 
@@ -154,7 +158,7 @@ def acquire(Client client, uint64_t objref, uint32_t index):
 
 cdef void _flush_if_left(Client client) noexcept:
     """Return the record that was just freed to the pool if the client has left: no later call will use it."""
-    if client.left:
+    if a32_load_rlx(&client.has_left):
         pool_flush(&client.x)
 
 
@@ -419,10 +423,7 @@ cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
 
 def read_scalars(Client client, list refs, missing):
     """Call `read_scalar` for each of a list of ready references."""
-    cdef list values = []
-    for ref in refs:
-        values.append(read_scalar(client, ref, missing))
-    return values
+    return [read_scalar(client, ref, missing) for ref in refs]
 
 
 def contained(Client client, Ref ref):
@@ -491,10 +492,9 @@ cdef class Writer:
             return
         if self.pinned:
             object_release(&self.client.x, self.index, True)
-            _flush_if_left(self.client)
         elif not self.done and self.task < 0:
             object_discard(&self.client.x, self.index)
-            _flush_if_left(self.client)
+        _flush_if_left(self.client)
 
     cdef int _check_open(self) except -1:
         if self.client is None:

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The mailbox of an actor: a list of its calls, newest first, to which any caller pushes by one swap.
 
 As in the ready queue, the list holds hints and the task words decide. The links lie in the task records, so a push

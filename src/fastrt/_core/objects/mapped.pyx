@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Values in files that processes map: those that found no room in the arena, and spilled ones that find none again.
 
     RESERVED -> SPILLED(me)      `create`, then `FileWriter.seal`

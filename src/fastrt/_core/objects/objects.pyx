@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The life of an object table entry: new, filled, sealed, held, deleted.
 
 Invariants: a sealed entry's bytes never change while it is held; an entry is alive exactly while a
@@ -87,7 +87,7 @@ cdef void object_seal_file(frt_ctx *x, uint32_t i) noexcept nogil:
 
 cdef inline void _drop_if_left(frt_ctx *x, uint32_t i) noexcept nogil:
     """Drop a value that was sealed while another thread has this client leave."""
-    if frt_has_left(x):
+    if frt_has_left_since(x):
         object_maybe_delete(x, i)
 
 

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Pending results: one thread that waits for many of them, and operations on their tasks.
 
 A Watch sleeps in the same futex as every other wait of this process, and is woken through the same bits. The thread

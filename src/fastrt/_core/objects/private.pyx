@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """A second mapping of a stored value's bytes, private to this process and writable (mmap(2), MAP_PRIVATE).
 
 A page shows the arena until this process writes to it; then the kernel gives the process a copy of that page. The pin

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Links between objects and tasks: counts of contained and argument refs, and lists of waiting tasks.
 
 One robust lock (the links lock) protects two derived structures:
@@ -16,6 +16,7 @@ that admits it queues it.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from fastrt._core.memory.clients cimport client_stops
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.queue cimport queue_push
 from fastrt._core.objects.stream_items cimport stream_pop, stream_push, stream_rebuild
@@ -267,8 +268,7 @@ cdef void links_tell_held(frt_ctx *x) noexcept nogil:
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
     """Make a task that demands resources, and that this client had claimed, wait for admission again. Returns True."""
     frt_threads_take(x)
-    if x.clients[x.me].task == t + 1:
-        x.clients[x.me].task = 0
+    client_stops(x, t)
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if this process dies before
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
     links_wait(x, t)

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Remote values: sealed objects whose bytes another node keeps. Memory here may have a copy of them.
 
     PENDING -> SPILLED(me) -> RESTORING(me) -> SEALED -> SPILLING(c) -> RESTORING(c) -> SPILLED(c)

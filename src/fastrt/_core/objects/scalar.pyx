@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Encode plain values as bytes: None, bool, int of 64 bits, float, str, bytes, and argument tuples of them.
 
 Most arguments and results are such values. Pickle takes 0.24 us for each encoding or decoding, of which a task needs

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Spilling: take the bytes of sealed values out of memory, and restore them. The caller reads and writes the files.
 
     SEALED -> SPILLING(me) -> RESTORING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The list of a stream's unread items; see frt_stream. All functions run under the links lock.
 
 One store commits each change. The other fields (counts, `last`, `produced`) change before it or are derived from the

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Unread errors: mark them as read, and report those that a leaving client still holds."""
 from libc.stdint cimport uint32_t
 

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The list of errors that were freed unread, kept until this process reports them.
 
 A read marks an error's entry. When the last hold of an unmarked error is dropped, the process that frees the entry
@@ -6,6 +6,7 @@ first copies its bytes into a list: it owns the entry by then, so no reader can 
 whose constructor raised counts as such an error until a call of the actor has raised it. Results that are not errors
 cost nothing: freeing an entry reads its flags anyway.
 """
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -52,6 +53,7 @@ cdef uint32_t _kept = 0
 cdef uint32_t _dropped = 0
 cdef uint32_t _notified = 0
 cdef object _callback = None
+cdef object _calling = object()  # its critical section guards `_callback`
 
 
 cdef void unread_read(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -106,9 +108,11 @@ cdef bint unread_waits() noexcept nogil:
 
 cdef int unread_notify() except -1:
     """Call the callback, once until the list is taken."""
-    if _callback is not None:
+    with cython.critical_section(_calling):  # `on_unread` in another thread may drop the one that is read here
+        callback = _callback
+    if callback is not None:
         a32_store_rlx(&_notified, 1)
-        _callback()
+        callback()
     return 0
 
 
@@ -120,7 +124,8 @@ def keep(uint16_t kind, bytes data):
 def on_unread(callback):
     """Call `callback()` when a dropped reference frees an unread error; it must not block or raise."""
     global _callback
-    _callback = callback
+    with cython.critical_section(_calling):
+        _callback = callback
 
 
 def waits():

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Check the arena's invariants. The result is a list of sentences, one for each invariant that does not hold.
 
 Some can be checked only while no process works (`quiet`): derived structures and counts change a moment after

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Sums of all objects by the source line that made them and by the process that holds them, in one pass.
 
 The pass is that of `pages`: it takes no lock and makes no Python object for a record. An object that several processes

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Listings of the tables for people: one row per record, read without a lock and without a hold.
 
 Records may change during the read, so a row shows some moment of it; a record that is reused during the read is left

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Counts of the tables, and pages of their rows: one pass over a table, without a Python object for each record.
 
 `passes` says what a row is that changes during the pass. It runs without the interpreter's lock, for a long table in

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Passes over the tables of tasks and objects: the records that exist, copied out, without a lock or a Python object.
 
 A record is seen at some moment of the pass. One that stays in a state during the pass is seen once, in that state; one

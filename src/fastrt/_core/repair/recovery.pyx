@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Recovery: release the holds and finish the work of a dead client. Any client may do it; normally the daemon does.
 
 For a client that leaves: it drops its references itself (`leave`), and the daemon ends its tasks (`end_job`).
@@ -301,7 +301,8 @@ def leave(Client client):
     cdef uint32_t i
     cdef bint held
     client.ensure()
-    client.closed = client.left = True
+    a32_store_rel(&client.has_left, 1)  # first, or a view that is dropped now would keep its pin
+    a32_store_rel(&client.has_closed, 1)
     frt_set_left(x)
     for i in range(frt_objects(x)):
         frt_threads_take(x)

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The table of actors: make, start, find by name, end.
 
     WANTED -> STARTING -> LIVE -> DOWN -> WANTED again, or DEAD        WANTED | STARTING -> DOWN | DEAD

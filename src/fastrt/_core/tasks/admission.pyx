@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Tasks that demand resources: submitted with a reference to their demand, held until the node daemon admits them.
 
 They are submitted, cancelled and recovered like every task. Held tasks are on a list in the arena (`references`). The

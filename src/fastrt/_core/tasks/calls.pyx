@@ -1,8 +1,8 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Calls of actors: records of tasks that name an actor. `submission` makes them, `inbox` claims them in the actor."""
 from libc.stdint cimport uint32_t
 
-from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.clients cimport Client, client_stops
 from fastrt._core.memory.layout cimport *
 from fastrt._core.objects.handles cimport Ref, ref_use
 from fastrt._core.objects.objects cimport object_is_sealed
@@ -45,8 +45,7 @@ def put_back(Client client, uint32_t t, bint ran):
         return False
     if not ran and task.attempts:
         task.attempts -= 1
-    if x.clients[x.me].task == t + 1:
-        x.clients[x.me].task = 0
+    client_stops(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))  # commit
     a32_store_sc(&x.actors[a].rescan, 1)
     return True

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """End a process because of one task and no other: by a signal, whose handler checks the task first.
 
 Between a canceller's look at a task and the signal that it sends, the worker may have gone on to the next task; so the
@@ -72,7 +72,7 @@ def end_for(Client client, uint32_t t, uint64_t id, bint again):
     cdef bint mine
     client.ensure()
     frt_threads_take(x)
-    mine = task_is_mine(x, t) and x.tasks[t].id == id and x.clients[x.me].task == t + 1
+    mine = task_is_mine(x, t) and x.tasks[t].id == id and a32_load_rlx(&x.clients[x.me].task) == t + 1
     if mine:
         if not again:
             x.tasks[t].flags |= FRT_TASK_LATE

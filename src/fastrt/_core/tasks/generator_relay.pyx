@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Generators between nodes: read streams for readers on another node, and fill streams with another node's items."""
 from libc.stdint cimport uint32_t, uint64_t
 

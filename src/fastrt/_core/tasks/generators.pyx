@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Generators: a task that yields puts its items into a stream, and readers take them while it still runs.
 
 Producer and readers share the stream's list in the arena (`stream_items`): an item costs a put and the links lock

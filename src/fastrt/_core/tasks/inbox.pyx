@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The actor's side: its calls in the order in which they were made, each claimed when it is about to run.
 
 An Inbox is private to the actor's process. Its cells are only hints, and the records stay READY until they are claimed,

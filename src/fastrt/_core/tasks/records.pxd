@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client
-from fastrt._core.memory.layout cimport FRT_KIND_TOOL, frt_ctx, frt_refslot
+from fastrt._core.memory.layout cimport FRT_KIND_TOOL, a32_store_rlx, a64_store_rlx, frt_ctx, frt_refslot
 
 cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil
@@ -23,6 +23,6 @@ cdef inline void task_works_on(frt_ctx *x, uint32_t t) noexcept nogil:
 
     An uplink keeps its own job. It forwards the tasks that it claims, and what it submits comes from other nodes.
     """
-    x.clients[x.me].task = t + 1
+    a32_store_rlx(&x.clients[x.me].task, t + 1)
     if x.clients[x.me].kind != <uint32_t>FRT_KIND_TOOL:
-        x.clients[x.me].job = x.tasks[t].job
+        a64_store_rlx(&x.clients[x.me].job, x.tasks[t].job)

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Records of tasks: take one, fill it in, announce its results, give it back. Other modules change its state.
 
 A record names its results before they turn PENDING, so recovery finds the results of a submission that died half-way.
@@ -94,11 +94,11 @@ cdef int task_fill(Client client, uint64_t id, uint64_t function, uint32_t funct
     task = x.tasks + t
     task.id = id
     frt_threads_take(x)
-    x.path += 1
-    task.path = x.path
+    task.path = a64_load_rlx(&x.path) + 1
+    a64_store_rlx(&x.path, task.path)
     frt_threads_give(x)
     task.function, task.function_index = function, function_index
-    task.job = x.clients[x.me].job
+    task.job = a64_load_rlx(&x.clients[x.me].job)
     task.cancelled = 0
     task.kind, task.retries, task.flags = kind, retries, flags
     slots = task_slots(x, t) + nreturns

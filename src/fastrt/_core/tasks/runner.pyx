@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The loop in which a worker runs user code: claim, call, seal, and the next, without a line of Python between.
 
 It handles the common case by itself: scalars in, a scalar out, a loaded function. For all else it calls its worker: to
@@ -103,9 +103,9 @@ cdef int _execute(Runner self, uint32_t t) except -1:
     cdef object value
     cdef frt_ctx *x = &self.client.x
     cdef frt_task *task = x.tasks + t
-    cdef uint64_t path = x.path
+    cdef uint64_t path = a64_load_rlx(&x.path)
     cdef uint64_t traced = frt_trace_begin(x, FRT_TRACE_TASK, task.id, task.function_index, task.actor)
-    x.path = task.path * FRT_PATH_STEP
+    a64_store_rlx(&x.path, task.path * FRT_PATH_STEP)
     self.stack.append(t)
     try:
         value = _call(self, t)
@@ -118,7 +118,7 @@ cdef int _execute(Runner self, uint32_t t) except -1:
             self.leave(exc)
         self.fail(t, exc)
     finally:
-        x.path = path
+        a64_store_rlx(&x.path, path)
         self.stack.pop()
         frt_trace_end(x, traced)
     return 0

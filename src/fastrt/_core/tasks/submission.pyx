@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Submit tasks and calls of actors: `TaskOptions`, made once for each function or method, and `submit`.
 
 A task goes into the queue of ready tasks, or waits for its dependencies. A call goes from the caller straight into the
@@ -12,7 +12,7 @@ a worker's fast path runs only records without such references and without depen
 """
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from fastrt._core.memory.clients cimport Client, client_new_objref
+from fastrt._core.memory.clients cimport Client, client_new_objref, client_stops
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_mark
@@ -347,8 +347,7 @@ def park(Client client, uint32_t t):
     client.ensure()
     if not task_is_mine(x, t):
         raise FastrtError(f"task {t} is not this client's to run")
-    if x.clients[x.me].task == t + 1:
-        x.clients[x.me].task = 0
+    client_stops(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(x.task_words[t])))
 
 

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Counts of ended tasks by function and outcome: one store for each task, into a row of the client's own slot.
 
 A scalar result is counted just before it is sealed, so its reader finds it counted; other results just after. Of each

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The task path: claim, run, finish, cancel; `submission` is its beginning.
 
 No system call and no daemon takes part when both sides are awake.
@@ -13,7 +13,7 @@ from before the first commit until the end.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from fastrt._core.memory.clients cimport Client, client_new_objref
+from fastrt._core.memory.clients cimport Client, client_new_objref, client_stops
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push, queue_report_load, queue_wake_idle
@@ -67,7 +67,7 @@ def promise(Client client, bytes source=b""):
     t = check(task_record(x, 1, 0, nbytes))
     task = x.tasks + t
     task.id = client_new_objref(x)
-    task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
+    task.function, task.function_index, task.job = 0, 0, a64_load_rlx(&x.clients[x.me].job)
     task.cancelled, task.path, task.kind, task.retries, task.attempts = 0, 0, 0, 0, 1
     task.hops, task.priority = 0, 0  # the record's last task may have come from another node; this one has not
     slots = task_slots(x, t)
@@ -237,8 +237,7 @@ def finish(Client client, uint32_t t, int outcome=-1):
         raise ValueError(f"{outcome} is no outcome of a task")
     frt_threads_take(x)
     tally_one(x, t, outcome)
-    if x.clients[x.me].task == t + 1:
-        x.clients[x.me].task = 0
+    if client_stops(x, t):
         x.clients[x.me].tasks_done += 1
     frt_threads_give(x)
     if x.tasks[t].attempts > 1 and outcome == <int>x.succeeded:
@@ -277,7 +276,7 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     scalar_write(value, kind, room, n)
     x.entries[i].kind = kind
     frt_threads_take(x)
-    x.clients[x.me].task = 0
+    a32_store_rlx(&x.clients[x.me].task, 0)
     x.clients[x.me].tasks_done += 1
     tally_one(x, t, x.succeeded)
     frt_threads_give(x)
@@ -328,8 +327,7 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
         links_hold(x, t)
         return
     frt_threads_take(x)
-    if x.clients[x.me].task == t + 1:  # not for a parked task, when this client runs another one
-        x.clients[x.me].task = 0
+    client_stops(x, t)  # not for a parked task, when this client runs another one
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
     queue_push(x, t, False)
@@ -555,7 +553,8 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how
 def begin_path(Client client, uint64_t parent):
     """Count the paths of the tasks that this client submits from now on up from a parent that is no task."""
     client.ensure()
-    client.x.path = (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP  # its number may be some task's path, too
+    # Its number may be some task's path, too.
+    a64_store_rlx(&client.x.path, (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP)
 
 
 def maker_of(Client client, Ref ref):
