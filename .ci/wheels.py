@@ -114,10 +114,10 @@ def build(python: Path, sdist: Path, folder: Path, machine: str, musl: bool = Fa
     wheel = [folder / "venv/bin/python", "-m", "pip", "wheel", "--no-deps", "-w", folder / "raw", sdist]
     if is_free(python):
         # There is no package of grpcio-tools for it: `protoc` on PATH is this Python's.
-        (folder / "bin").mkdir()
-        (folder / "bin/protoc").write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
-        (folder / "bin/protoc").chmod(0o755)
-        environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        (folder / "tools").mkdir()
+        (folder / "tools/protoc").write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
+        (folder / "tools/protoc").chmod(0o755)
+        environment["PATH"] = f"{folder / 'tools'}{os.pathsep}{os.environ['PATH']}"
         install_requirements(folder, "grpcio-tools")
         wheel.append("--no-build-isolation")
     elif machine != HERE or musl:
