@@ -31,6 +31,8 @@ NOT_WALKED = {
     ("actors.pyx", "_commit_record", "store"): "needs more actors than the first step of their table has",
     ("actors.pyx", "_commit_record", "give"): "as above",
     ("actors.pyx", "_create", "give"): "its refusal needs as many actors as clients_max allows",
+    ("clients.pyx", "abandon", "store"): "a flag in the process's own memory, which dies with it",
+    ("recovery.pyx", "leave", "store"): "as above",
     ("clients.pyx", "readmit", "store"): "one store by the daemon, to the slot of a process that lives",
     ("recovery.pyx", "_task_of_dead", "swap"): "needs a caller that dies just after its actor: reached by chance only",
     ("recovery.pyx", "_close_planes", "mend"): "as below",
@@ -174,7 +176,7 @@ def place_of(point: str, source: str) -> tuple[str, str, str]:
     found = ""
     lines = next(Path(source).rglob(file)).read_text().splitlines() if file.endswith(".pyx") else []
     for text in lines[: int(line)]:
-        match = re.match(r"(?:def|cdef|cpdef)\b[^=]*?(\w+)\(", text)
+        match = re.match(r" *(?:def|cdef|cpdef)\b[^=]*?(\w+)\(", text)
         found = match[1] if match else found
     return file, found, kind
 
