@@ -58,10 +58,11 @@ def swept(folder, runtime_dir):
         ({"boot": "earlier"}, True),
         ({"boot": "earlier", "shm": "77"}, True),
         ({"shm": "77"}, False),
-        ({"machine": "other"}, False),
+        ({"machine": "renamed"}, True),
+        ({"machine": "other", "boot": "its"}, False),
         ({"machine": "other", "boot": "its", "shm": "77"}, False),
     ],
-    ids=["here", "earlier boot", "earlier boot, container", "container", "host's twin", "other machine"],
+    ids=["here", "earlier boot", "earlier boot, container", "container", "host name", "other machine", "its container"],
 )
 def test_only_folders_of_dead_sessions_of_this_machine_are_removed(folder, swept, where, goes):
     marked(folder, **where)
@@ -69,7 +70,7 @@ def test_only_folders_of_dead_sessions_of_this_machine_are_removed(folder, swept
 
 
 def test_folder_of_another_machine_goes_when_it_has_given_no_sign_for_a_day(folder, swept):
-    marked(folder, machine="other")
+    marked(folder, machine="other", boot="its")
     beat = Beat([folder, folder.with_name("missing")])
     now = time.monotonic()
     for hours, goes in ((23, False), (25, True)):

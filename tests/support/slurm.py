@@ -110,9 +110,11 @@ class Slurm:
                 daemon.wait()
 
     def _has_steps(self) -> bool:
+        """Whether a process of a step runs in a network of these hosts; its title may have overwritten its variables."""
+        networks = {os.readlink(f"/proc/{daemon.pid}/ns/net") for daemon in self._daemons if daemon.poll() is None}
         for process in psutil.process_iter(["name"]):
-            with contextlib.suppress(psutil.Error):
-                if process.name() == "slurmstepd" and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "slurmstepd" and os.readlink(f"/proc/{process.pid}/ns/net") in networks:
                     return True
         return False
 
