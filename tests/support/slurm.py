@@ -110,7 +110,7 @@ class Slurm:
                 daemon.wait()
 
     def _has_steps(self) -> bool:
-        """Whether a process of a step runs in a network of these hosts; its title may have overwritten its variables."""
+        """Whether a step runs in a network of these hosts; its title may have overwritten its variables."""
         networks = {os.readlink(f"/proc/{daemon.pid}/ns/net") for daemon in self._daemons if daemon.poll() is None}
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error, OSError):

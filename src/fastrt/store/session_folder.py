@@ -51,7 +51,7 @@ def may_be_removed(folder: Path) -> bool:
     except (OSError, UnsafeFolderError):
         return False
     machine, boot, shm = _here()
-    if mark[1:] == [boot, shm]:  # whatever the machine is called now, and in this namespace
+    if mark[1:] == [boot, shm]:  # a namespace may give the machine another name
         return True
     return (mark[:1] == [machine] and mark[1:2] != [boot]) or age > _SILENT_S
 
