@@ -44,7 +44,7 @@ def make(python: Path, number: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     quiet = {**os.environ, "TSAN_OPTIONS": "report_bugs=0"}
     subprocess.run([python, "-m", "venv", folder], check=True, env=quiet)
-    build = re.findall(r'"((?:setuptools|cython)[^"]*)"', (ROOT / "pyproject.toml").read_text())
+    build = re.findall(r'"((?:setuptools|cython)[>=][^"]*)"', (ROOT / "pyproject.toml").read_text())
     pip = [environment(number), "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
     subprocess.run([*pip, *PACKAGES, *build], check=True, env=quiet)
     (folder / "whole").write_text(f"{python} {PACKAGES}")
