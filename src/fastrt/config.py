@@ -20,7 +20,7 @@ from typing import Any
 
 from fastrt.devices import RESOURCES, Device, detect, named
 from fastrt.errors import ConfigError
-from fastrt.folders import RANDOM_BYTES, default_folder, takes_entries
+from fastrt.folders import RANDOM_BYTES, default_folder, free_bytes, takes_entries
 from fastrt.foreign_text import read_json
 
 RUNTIME_FOLDER = "the runtime folder (FASTRT_RUNTIME_DIR)"  # for messages about it
@@ -410,8 +410,7 @@ def default_store_bytes() -> int:
         ConfigError: so little is free in /dev/shm or in memory that no useful store fits.
     """
     available = _meminfo_bytes("MemAvailable")
-    shm = os.statvfs(SHM_DIR)
-    free = shm.f_bavail * shm.f_frsize
+    free = free_bytes(SHM_DIR)
     limit = cgroup_memory_bytes()
     store = min(available * 3 // 10, free * 8 // 10, *([] if limit is None else [limit // 2]))
     store -= store % (1 << 20)

@@ -66,6 +66,16 @@ def takes_entries(folder: str | os.PathLike[str]) -> bool:
     return os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, may, effective_ids=True)
 
 
+def free_bytes(folder: str | os.PathLike[str]) -> int:
+    """Return how many bytes this user may still write to the file system of a folder.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
 def default_folder(parent: str | os.PathLike[str], name: str) -> Path:
     """Choose the path of a folder with a known name in a folder that all users share, such as /tmp.
 

@@ -206,7 +206,7 @@ ends
 
 
 def test_a_client_that_closes_beside_puts_keeps_its_slot_until_its_process_ends(node):
-    """What the puts in the middle leave is found when the slot is recovered, and not before."""
+    """Recovery of the slot frees the entries of interrupted puts; `close` leaves them in place."""
     peer = node.peer()
     assert peer.run(CLOSING) == ["NotInitializedError"] * 4
     assert fsck.fsck(node.client) == []

@@ -16,6 +16,7 @@ from fastrt.launch import manifest as manifests
 from fastrt.net.grpc.identity import new_token
 from support import slurm as slurms
 from support.cluster import FASTRT
+from support.disks import with_own_shm
 from support.jax_members import MEMBERS
 from support.jobs import APP, SLOW, WAIT, captured, is_swept, kill_all, needs, rest_of
 from support.machines import Machines
@@ -147,9 +148,8 @@ def test_program_without_room_in_shared_memory_runs(srun, slurm, program):
     )
     path = program(text)
     del slurm.env["FASTRT_OBJECT_STORE_MEMORY"]
-    mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
-    words = ["unshare", "-m", "sh", "-c", mount, "sh", *FASTRT, "run", "--num-workers", "1", path]
-    process = slurm.srun("-N2", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [*FASTRT, "run", "--num-workers", "1", path]
+    process = slurm.srun("-N2", *with_own_shm("64m"), *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = slurm.output(process)
     assert (process.returncode, out) == (0, "12000000.0\n"), err
 

@@ -19,8 +19,7 @@ import fastrt
 from fastrt._core.objects import spill
 from fastrt._core.repair import fsck, inspect
 from fastrt.store import client as store_client
-from support.disks import small_disk
-from support.jobs import needs
+from support.disks import small_disk, with_own_shm
 
 MIB = 1 << 20
 STORE = 32 * MIB
@@ -222,9 +221,6 @@ def test_damaged_file_that_the_daemon_reads_costs_its_value_only(tmp_path, damag
 
 
 def test_shared_memory_with_less_room_than_the_store_is_named():
-    needs("unshare")
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=60).returncode:
-        pytest.skip("mount namespaces cannot be made")
     program = (
         "import fastrt, numpy as np\n"
         "with fastrt.init(1, '256MiB', spill_fallback=False, store_patience_s=0.5, advice=False):\n"
@@ -233,8 +229,7 @@ def test_shared_memory_with_less_room_than_the_store_is_named():
         "    more = [fastrt.put(np.ones(1 << 20)) for _ in range(9)]\n"
         "    views += fastrt.get(more)\n"
     )
-    mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", program]
+    command = [*with_own_shm("64m"), sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (line,) = [line for line in ended.stderr.splitlines() if "ObjectStoreFullError: " in line]
     assert "of 256.0 MiB, of which /dev/shm has room for " in line

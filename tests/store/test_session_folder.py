@@ -13,7 +13,7 @@ from fastrt._core.objects import spill
 from fastrt.node.leftovers import sweep_sessions
 from fastrt.store import client as store_client
 from fastrt.store.session_folder import MARK, Beat, make_session_folder, may_be_removed
-from support.jobs import needs
+from support.disks import with_own_shm
 
 MIB = 1 << 20
 SESSION = "0123456789abcdef" * 2
@@ -98,13 +98,9 @@ def test_link_instead_of_a_mark_keeps_the_folder(folder, swept, tmp_path):
 
 
 def test_session_in_a_container_keeps_its_files_when_another_session_starts_beside_it(runtime_dir, tmp_path):
-    needs("unshare")
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=60).returncode:
-        pytest.skip("mount namespaces cannot be made")
     other = runtime_dir.with_name("other")  # each has a runtime folder of its own, and they share the spill folder
     folders = {"FASTRT_RUNTIME_DIR": str(other), "FASTRT_SPILL_DIR": str(tmp_path)}
-    mount = 'mount -t tmpfs -o size=256m none /dev/shm && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", CONTAINED]
+    command = [*with_own_shm("256m"), sys.executable, "-c", CONTAINED]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env={**os.environ, **folders}, **pipes) as contained:
         assert contained.stdout.readline() == "spilled\n"

@@ -13,6 +13,17 @@ _IMAGE_BYTES = 320 << 20  # XFS refuses less than 300 MiB
 _ENOUGH = 1 << 20
 
 
+def with_own_shm(size: str) -> list[str]:
+    """Return the words that give a command a /dev/shm of this size, in a mount namespace as a container has one.
+
+    Where that is not allowed, the test is skipped.
+    """
+    words = ["unshare", "-m"]
+    if shutil.which(words[0]) is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces cannot be made here")
+    return [*words, "sh", "-c", f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"', "sh"]
+
+
 @contextlib.contextmanager
 def small_disk(tmp_path: Path, nbytes: int, kind: str = "tmpfs") -> Iterator[Path]:
     """Mount a private folder with so many free bytes below `tmp_path`. Where that is not allowed, the test is skipped.

@@ -132,13 +132,12 @@ class Daemon:
             sweep_sessions(config.runtime_dir, config.spill_dir)
         self._segment = create_segment(config) if adopt is None else Segment.attach(adopt)
         self._dir = make_session_folder(config.runtime_dir / self._segment.session, "the session's folder")
-        self._beat = Beat([self._dir, config.spill_dir / self._segment.session])
+        spill_folder = config.spill_dir / self._segment.session
+        self._beat = Beat([self._dir, spill_folder])
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
-        self._spiller = Spiller(
-            self._client, config.spill_dir / self._segment.session, self._dir, config.spill_fallback, config.spill_url
-        )
+        self._spiller = Spiller(self._client, spill_folder, self._dir, config.spill_fallback, config.spill_url)
         self._populator = Populator(self._client, config.populate_bytes, config.huge_pages, config.numa)
         self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())

@@ -22,6 +22,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import tasks
 from fastrt.config import SHM_DIR, cpu_count, spare_memory
 from fastrt.errors import FastrtError
+from fastrt.folders import free_bytes
 
 COMMIT_BYTES = 64 << 20  # what the core commits in one step
 _UNIT_BYTES = 2 << 20
@@ -184,8 +185,7 @@ class Populator:
         return not self._stopped.is_set()
 
     def _populate(self, at: int, nbytes: int) -> int:
-        shm = os.statvfs(SHM_DIR)
-        if min(self._spare(), shm.f_bavail * shm.f_frsize - _SHM_SPARE) < nbytes * _THREADS_MAX:
+        if min(self._spare(), free_bytes(SHM_DIR) - _SHM_SPARE) < nbytes * _THREADS_MAX:
             return 0
         started = time.thread_time()
         try:

@@ -36,6 +36,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
 from fastrt.config import SHM_DIR, size_text
 from fastrt.errors import FastrtError
+from fastrt.folders import free_bytes
 from fastrt.foreign_text import read_object
 from fastrt.net import supervise
 from fastrt.net.address import AddressError, join_address, own_host_toward
@@ -430,8 +431,7 @@ def _open_store(nbytes: int) -> tuple[Segment, Store]:
 
 
 def _check_room(most: int, nodes: int) -> None:
-    disk = os.statvfs(SHM_DIR)
-    free, needed = disk.f_bavail * disk.f_frsize, (3 + 2 * (nodes - 1)) * most + 2 * _ROOM_BYTES
+    free, needed = free_bytes(SHM_DIR), (3 + 2 * (nodes - 1)) * most + 2 * _ROOM_BYTES
     if free < needed:
         raise FastrtError(
             f"values of {size_text(most)} need {size_text(needed)} of {SHM_DIR}, which has {size_text(free)} "

@@ -33,9 +33,8 @@ def main() -> tuple[Callable[..., None], str]:
     plan: dict[str, Any] = read_object(sys.argv[1], "the plan of processes", own=True, bytes_max=SETTINGS_BYTES_MAX)
     control: int = plan["control"]
     pids: list[int] = []
-    is_alone = (
-        len(os.listdir("/proc/self/task")) == 1
-    )  # a `sitecustomize` may have started threads, and forks lose them
+    # A `sitecustomize` may have started threads, and a forked child has only the one that forks.
+    is_alone = len(os.listdir("/proc/self/task")) == 1
     for stage in plan["stages"] if is_alone else []:
         os.environ.update(stage["env"])
         for name in stage["modules"]:

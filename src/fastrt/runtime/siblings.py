@@ -96,10 +96,10 @@ def start(stages: Sequence[Stage], patience_s: float) -> list[subprocess.Popen[b
     children, env = [], dict(os.environ)
     for stage in stages:
         env |= stage.env
-        for name, module, call, arguments, fds, options, pipes in stage.siblings:
-            pipe, all_env = subprocess.PIPE if pipes else None, dict(env)
-            more: dict[str, Any] = {"pass_fds": fds, "stdin": pipe, "stdout": pipe, "env": all_env, "flags": options}
-            children.append(spawn(module, call, *arguments, name=name, **more))
+        for one in stage.siblings:
+            pipe = subprocess.PIPE if one.pipes else None
+            more: dict[str, Any] = {"pass_fds": one.fds, "stdin": pipe, "stdout": pipe, "env": dict(env)}
+            children.append(spawn(one.module, one.call, *one.arguments, name=one.name, flags=one.flags, **more))
     return children
 
 

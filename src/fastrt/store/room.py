@@ -16,7 +16,6 @@ A wait ends in an error in three cases:
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
 from fastrt.config import SHM_DIR, size_text
 from fastrt.errors import ObjectStoreFullError
-from fastrt.folders import UnsafeFolderError
+from fastrt.folders import UnsafeFolderError, free_bytes
 from fastrt.store import warnings
 from fastrt.store.messages import Spill
 
@@ -218,8 +217,7 @@ def story(store: Store, wanted: int) -> Story:
     free, size = usage["bytes_max"] - usage["bytes_used"], size_text(usage["bytes_max"])
     advice = "raise object_store_memory"
     _, committed, most = arena.room(client)
-    shm = os.statvfs(SHM_DIR)
-    shm_free = shm.f_bavail * shm.f_frsize
+    shm_free = free_bytes(SHM_DIR)
     if shm_free < most - committed:
         free = min(free, committed + shm_free - usage["bytes_used"])
         size += f", of which {SHM_DIR} has room for {size_text(committed + shm_free)}"
@@ -252,10 +250,11 @@ def explain(exc: ObjectStoreFullError, about: Story, why: str = "", may_pass: bo
 
 def warn_of_file(store: Store, wanted: int) -> None:
     """Warn once for each process that its values go to files."""
+    found = story(store, wanted)
     warnings.give(
         "fallback memory",
         f"a value found no room in the object store and is in a file in {spill.directory(store.client)}: "
-        f"{(found := story(store, wanted))}. Drop references and views, or {found.advice}",
+        f"{found}. Drop references and views, or {found.advice}",
     )
 
 

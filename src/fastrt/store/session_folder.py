@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fastrt._core.memory.segment import boot_hash
 from fastrt.config import SHM_DIR
 from fastrt.folders import UnsafeFolderError, private_folder, read_private, replace_private
 
@@ -84,5 +85,4 @@ def _here() -> list[str]:
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
     machine = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return [machine, boot, f"{os.stat(SHM_DIR).st_dev:x}"]
+    return [machine, f"{boot_hash():x}", f"{os.stat(SHM_DIR).st_dev:x}"]
