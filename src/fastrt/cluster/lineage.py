@@ -413,18 +413,29 @@ class StandInResult:
 
     def fail(self, error: FastrtError) -> None:
         """Use an error; it never fails because the store is full."""
-        if self.is_dropped:
-            return
+        self._end(partial(self._seal_error, error))
+
+    def copy_of(self, ref: ObjectRef) -> None:
+        """Use the bytes of another object of this node."""
+        self._end(partial(self._seal_copy, ref))
+
+    def point_at(self, source: Source) -> None:
+        """Use the source of a remote value."""
+        self._end(partial(self._seal_pointer, source))
+
+    def _end(self, seal: Callable[[], None]) -> None:
+        """Seal the result, unless it is dropped."""
+        if not self.is_dropped:
+            seal()
+            self._then(self._task)
+
+    def _seal_error(self, error: FastrtError) -> None:
         for parts in (serialize(error), NO_ROOM):
             with contextlib.suppress(ObjectStoreFullError):
                 self._store.put_result(self._task, self._place, parts, True, False)
                 break
-        self._then(self._task)
 
-    def copy_of(self, ref: ObjectRef) -> None:
-        """Use the bytes of another object of this node."""
-        if self.is_dropped:
-            return
+    def _seal_copy(self, ref: ObjectRef) -> None:
         kind, error, data = self._store.read(ref, raw=True)
         contains = handles.contained(self._client, ref)
         view = memoryview(data).cast("B")
@@ -432,16 +443,11 @@ class StandInResult:
         if writer is not None:
             writer.copy(0, view)
             writer.seal(contains)
-        self._then(self._task)
 
-    def point_at(self, source: Source) -> None:
-        """Use the source of a remote value."""
-        if self.is_dropped:
-            return
+    def _seal_pointer(self, source: Source) -> None:
         about = handles.describe(self._client, source.ref)
         where = (about["bytes"], about["kind"], source.exchange.node, source.objref)
         ref = remote.seal_result(self._client, self._task, self._place, *where)
-        self._then(self._task)
         if ref is not None:
             self._values.add(source.shared_by(ref))
 
