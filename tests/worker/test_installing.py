@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fastrt
-from fastrt.errors import ConfigError
+from fastrt.errors import ConfigError, TaskCancelledError
 from fastrt.store import client as store_client
 from fastrt.tasks.packages import folder_of
 from fastrt.worker import installing
@@ -80,9 +80,13 @@ def test_tasks_without_packages_do_not_wait_for_an_installation(rt, tmp_path):
     with open(made.with_name(made.name + ".making"), "w") as lock:
         os.fchmod(lock.fileno(), 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that installs them
-        refs = [version.options(runtime_env={"pip": list(wanted)}).remote() for _ in range(3)]
+        task = version.options(runtime_env={"pip": list(wanted)}, max_retries=0)
+        refs = [task.remote() for _ in range(40)]  # more than the workers that may wait
         assert fastrt.get(version.remote(), timeout=PATIENCE_S) == (None, None)
         assert fastrt.wait(refs, timeout=0)[0] == []
+        fastrt.cancel(refs[20])
+        with pytest.raises(TaskCancelledError):
+            fastrt.get(refs.pop(20), timeout=PATIENCE_S)
     assert {found for found, _ in fastrt.get(refs, timeout=PATIENCE_S)} == {"3.0"}
 
 

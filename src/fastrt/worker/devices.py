@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GivenBackError(Exception):
-    """The task was queued again: this process cannot be restricted to its devices."""
+    """The task is not run now: it was queued again, or is kept until it can be."""
 
 
 class ProcessDevices:

@@ -1,9 +1,10 @@
 """Python packages of a `runtime_env`: `pip` or `uv` installs them once for each node and list of packages.
 
 An installation is a virtual environment in the session's folder, named by the SHA-256 of the list and of this Python.
-Packages that this Python has already are not installed again, unless the list asks for another version. Processes
-that need an installation while another one makes it wait for that. Meanwhile other workers take their places, so that
-tasks without these packages go on, as long as the node may start some.
+Packages that this Python has already are not installed again, unless the list asks for another version. While a
+process makes an installation, workers put the tasks that need it aside (`worker.held.HeldTasks`), and run others.
+Actors, and workers whose task has resources of its own, wait. Other workers take their places meanwhile, as long as
+the node may start some.
 
 A process that uses an installation holds a shared lock on a file beside it, which the kernel releases when the process
 ends, however it ends. After a new installation, those that no process uses are removed, the longest unused first, as
@@ -78,14 +79,43 @@ def of(store: Store, environment: Environment) -> list[Installation]:
     Raises:
         RuntimeEnvError: they cannot be installed.
     """
-    lists = [(tool, wanted) for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)) if wanted]
     found = []
-    for tool, wanted in lists:
+    for tool, wanted in _lists_of(environment):
         packages = folder_of(store)
         is_there = (packages, tool, wanted) in _in_use or (place_of(packages, tool, wanted) / _READY).exists()
         with contextlib.nullcontext() if is_there or not store.may_sleep() else store.blocked():
             found.append(_installed(packages, tool, wanted))
     return found
+
+
+def is_being_made(store: Store, environment: Environment) -> bool:
+    """Whether another process is making an installation of an environment's lists now.
+
+    Args:
+        store: this process's attachment.
+        environment: with or without lists.
+    """
+    return any(_is_locked(place_of(folder_of(store), tool, wanted)) for tool, wanted in _lists_of(environment))
+
+
+def _is_locked(made: Path) -> bool:
+    if (made / _READY).exists():
+        return False
+    try:
+        lock = os.open(made.with_name(made.name + _MAKING), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # no process has begun to make it, or the folder is another user's: `of` says so
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _lists_of(environment: Environment) -> list[tuple[str, tuple[str, ...]]]:
+    return [(tool, wanted) for tool, wanted in (("pip", environment.pip), ("uv", environment.uv)) if wanted]
 
 
 def with_installed(store: Store, environment: Environment) -> Environment:

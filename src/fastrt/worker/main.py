@@ -33,6 +33,7 @@ from fastrt.worker.devices import GivenBackError, ProcessDevices
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.environments import Environments
 from fastrt.worker.generators import GeneratorRunner
+from fastrt.worker.held import HeldTasks
 from fastrt.worker.native_threads import NativeThreads
 from fastrt.worker.policies import Policies
 from fastrt.worker.retries import Retries
@@ -87,6 +88,7 @@ class Worker:
         self._clock = Clock()
         self.policies = Policies(store)
         self.retries = Retries(store, self.policies, self._clock, self._keep_retried)
+        self._held = HeldTasks(store, self._clock)
         self.timeouts = Timeouts(store, self._clock, self.retries, self.name_of, self._runs, self.fail)
         self.generators = GeneratorRunner(store, self.retries, self.name_of)
         self.debugger = Debugger(store, self.source_here, self._runs_below, self._interruptible, self._report)
@@ -114,6 +116,7 @@ class Worker:
                 self._clock.wait()
                 return
             if self.ending.ordered or self._stop_ordered():
+                self._held.flush()
                 self.retries.flush()
                 return
             self._functions.drop_swept()  # there was no task for a while
@@ -160,6 +163,8 @@ class Worker:
             if flags & core_submission.POLICY:
                 environment = self.policies.of(task).environment
                 if environment is not None:
+                    if not flags & admission.DEMAND and self._held.hold(task, environment):
+                        raise GivenBackError  # one with resources would keep them: this worker waits instead
                     functions = self._environments.enter(task, environment)
         _, function = functions.get(task)
         return self._environments.around(self.wrap(task, flags, function)), *self._arguments(task)
