@@ -30,13 +30,13 @@ def arena():
         segment.unlink()
 
 
-def daemon(store):
+def daemon(store, say=print):
     """What a daemon knows of actors when it has just started."""
 
     def unheard(actor):
         pass
 
-    return Actors(store, unheard, lambda actor, info, again: True, unheard, unheard, {}, print)
+    return Actors(store, unheard, lambda actor, info, again: True, unheard, unheard, {}, say)
 
 
 def make(store, max_restarts):
@@ -75,3 +75,43 @@ def test_end_of_a_process_is_known_to_the_daemon_that_takes_the_place_of_the_one
         daemon(store).tend()
         assert actors.info(store.client, actor)["reason"] == words
         del ref
+
+
+def test_actor_that_waits_for_a_place_where_no_actor_has_one_ends_with_the_limit_that_forbids_it(monkeypatch):
+    now, said = 100.0, []
+    monkeypatch.setattr("fastrt.node.actors.resource.getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr("fastrt.node.actors.time.monotonic", lambda: now)
+    with arena() as store:
+        made = [make(store, 0) for _ in range(3)]
+        tending = daemon(store, said.append)
+        tending.tend()
+        assert [actors.info(store.client, actor)["reason"] for _, actor in made] == ["", "", ""]
+        assert "an actor waits until another process ends" in said[0]
+        assert tending.patience_s() == 10.0
+        now += 11.0
+        tending.tend()
+        for _, actor in made:
+            assert actors.info(store.client, actor)["reason"] == (
+                "no process could be started for it: the daemon may open no more files (0 processes, by ulimit -n); "
+                "raise the limit"
+            )
+        assert len(said) == 1
+        made.clear()
+
+
+def test_actor_waits_without_end_for_the_place_of_another_one(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("fastrt.node.actors.resource.getrlimit", lambda which: (136, 136))  # for two processes
+    monkeypatch.setattr("fastrt.node.actors.time.monotonic", lambda: now)
+    with arena() as store:
+        first, second = make(store, 0), make(store, 0)
+        tending = daemon(store, lambda line: None)
+        tending.tend()
+        tending.started(first[1], 1, True)
+        now += 100.0
+        tending.tend()
+        assert tending.patience_s() == float("inf")
+        now += 100.0
+        tending.tend()
+        assert actors.info(store.client, second[1])["reason"] == ""
+        del first, second

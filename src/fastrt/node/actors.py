@@ -28,6 +28,7 @@ _STARTS_MAX = 3  # processes in a row that end before they have joined
 _QUICK_MAX = 3  # processes in a row that end soon and are restarted without a pause
 _SOON_S = 10.0
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 30.0
+_FULL_MAX_S = 10.0  # how long actors wait for a place where no actor has one that could become free
 
 
 @dataclass
@@ -83,7 +84,8 @@ class Actors:
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._actor_of: dict[int, int] = {}  # by pid
         self._starting: set[int] = set()  # actors whose process has not joined yet
-        self._full = False  # no other process can be started for now
+        self._full = ""  # why no other process can be started for now
+        self._full_since = 0.0  # when that began while no actor had a process; 0: not so
         self._has_said = False
         self._failed: dict[int, int] = {}
         self._how: dict[int, str] = {}  # by actor: how the last of these ended
@@ -135,13 +137,14 @@ class Actors:
                 self._restarts.pop(actor, None)  # a process that has ended calls is not part of a crash loop
 
     def patience_s(self) -> float:
-        """Seconds until the next process of an actor may start; infinite when none waits for that."""
+        """Seconds until the next process of an actor may start, or is given up; infinite when none waits for that."""
         due = [one.due for one in self._restarts.values() if one.due]
+        due += [self._full_since + _FULL_MAX_S] if self._full_since else []
         return max(0.0, min(due) - time.monotonic()) if due else float("inf")
 
     def tend(self) -> None:
         """Start, restart and end the actors whose records ask for it."""
-        self._full = False
+        self._full = ""
         for actor, state in actors.attention(self._client, self._waiting):
             if (self._full or actor in self._processes) and actors.lacks_process(self._client, actor):
                 continue  # thousands may wait here: do not read each record
@@ -155,6 +158,10 @@ class Actors:
                 self._decide(actor, info)
             else:  # an earlier daemon declared it dead, and died before it ended its calls
                 self._end(actor, "")
+        if self._processes or not self._full:
+            self._full_since = 0.0
+        elif not self._full_since:
+            self._full_since = time.monotonic()
 
     def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:
         if info["ended"] or info["released"]:
@@ -166,26 +173,32 @@ class Actors:
                 actors.hold(self._client, actor)
             else:
                 actors.let_go(self._client, actor)
-        elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
-            self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
-            self._fork(actor)
-            self._processes[actor] = 0
-            self._starting.add(actor)
+        elif actor not in self._processes and self._may_start(actor, info, again):
+            if self._has_slot():
+                self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
+                self._fork(actor)
+                self._processes[actor] = 0
+                self._starting.add(actor)
+            elif self._full_since and time.monotonic() > self._full_since + _FULL_MAX_S:
+                self._end(actor, f"no process could be started for it: {self._full}; raise the limit")
+                self._full = ""  # so that the next one is examined
 
     def _has_slot(self) -> bool:
         """Whether another process can be started; if not, the actor waits until others have ended."""
         used, tools, most = clients.occupancy(self._client.segment)
         there = used + len(self._starting)
         openable = max(0, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH)
-        self._full = len(self._starting) >= _STARTING_MAX or there >= min(
-            most - max(actors.SLOTS_KEPT - tools, 0), openable
-        )
-        if self._full and len(self._starting) < _STARTING_MAX and not self._has_said:
-            self._has_said = True
-            limit = f"{most} client slots are taken (clients_max)"
+        if len(self._starting) >= _STARTING_MAX:
+            self._full = f"{_STARTING_MAX} processes start"
+        elif there >= min(most - max(actors.SLOTS_KEPT - tools, 0), openable):
+            self._full = f"{most} client slots are taken (clients_max)"
             if openable < most:
-                limit = f"the daemon may open no more files ({openable} processes, by ulimit -n)"
-            self._say(f"fastrt: an actor waits until another process ends: {limit}; raise the limit, or end actors\n")
+                self._full = f"the daemon may open no more files ({openable} processes, by ulimit -n)"
+            if not self._has_said:
+                self._has_said = True
+                self._say(
+                    f"fastrt: an actor waits until another process ends: {self._full}; raise the limit, or end actors\n"
+                )
         return not self._full
 
     def _decide(self, actor: int, info: dict[str, Any]) -> None:
