@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -236,6 +237,18 @@ def test_long_or_missing_tmpdir_gives_a_short_runtime_dir_under_tmp(monkeypatch,
         assert len(os.fsencode(found)) <= 60
 
 
+def test_no_writable_temporary_folder_is_an_error_that_says_what_to_set(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file can get a byte, for root, too
+    try:
+        with pytest.raises(ConfigError, match=r"No usable temporary directory.*Set FASTRT_RUNTIME_DIR to a folder"):
+            config.default_runtime_dir()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_long_or_missing_tmpdir_gives_a_spill_dir_under_var_tmp(monkeypatch, tmp_path, folder):
     long = tmp_path / ("x" * 180)
     long.mkdir()
@@ -244,6 +257,19 @@ def test_long_or_missing_tmpdir_gives_a_spill_dir_under_var_tmp(monkeypatch, tmp
         assert Config.load().spill_dir.parent == Path("/var/tmp")
     monkeypatch.setenv("TMPDIR", str(folder))
     assert Config.load().spill_dir.parent == folder
+
+
+def test_amounts_are_rounded_down_to_whole_parts():
+    assert [config.read_amount("x", amount) for amount in (1 / 3, 2 / 3, 1 / 6, 1e6, 7)] == [
+        0.3333,
+        0.6666,
+        0.1666,
+        1e6,
+        7,
+    ]
+    assert all(config.read_amount("x", parts / 10_000) == parts / 10_000 for parts in range(20_001))
+    with pytest.raises(ConfigError, match="the smallest part of a resource is"):
+        config.read_amount("x", 0.00009)
 
 
 def test_cpus_are_the_affinity_without_a_quota(cgroup, monkeypatch):

@@ -20,7 +20,7 @@ from typing import Any
 
 from fastrt.devices import RESOURCES, Device, detect, named
 from fastrt.errors import ConfigError
-from fastrt.folders import RANDOM_BYTES, default_folder, free_bytes, takes_entries
+from fastrt.folders import RANDOM_BYTES, default_folder, free_bytes, takes_entries, temporary_folder
 from fastrt.foreign_text import read_json
 
 RUNTIME_FOLDER = "the runtime folder (FASTRT_RUNTIME_DIR)"  # for messages about it
@@ -367,16 +367,17 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def read_amount(source: str, value: Any) -> float:
-    """Check one amount of a resource.
+    """Check one amount of a resource; it is rounded down to parts of 0.0001: three thirds are not more than one.
 
     Raises:
-        ConfigError: it is not a number, is negative, or is not a multiple of 0.0001.
+        ConfigError: it is not a number, is negative, or less than a part.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _RESOURCE_MOST:
         raise _refuse(source, value, f"must be a number from 0 to {_RESOURCE_MOST}")
-    if abs(round(value * RESOURCE_PARTS) - value * RESOURCE_PARTS) > _ROUNDING * RESOURCE_PARTS:
+    parts = int((value + _ROUNDING) * RESOURCE_PARTS)
+    if value and not parts:
         raise _refuse(source, value, f"the smallest part of a resource is {1 / RESOURCE_PARTS}")
-    return float(value)
+    return parts / RESOURCE_PARTS
 
 
 def read_memory(source: str, value: Any) -> int:
@@ -437,14 +438,14 @@ def default_runtime_dir() -> Path:
 
     Returns:
         The path. If another user has taken the name, it ends in another one: see `fastrt.folders.default_folder`.
+    Raises:
+        ConfigError: this process can create files in none of them.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     if xdg and _fits(xdg, "fastrt", _RUNTIME_BYTES_MAX) and _is_mine(xdg):
         return Path(xdg, "fastrt")
-    import tempfile  # here: with all that it imports it takes longer than the rest of this module
-
     name = f"fastrt-{os.getuid()}"
-    temporary = tempfile.gettempdir()
+    temporary = temporary_folder()
     return default_folder(temporary if _fits(temporary, name, _RUNTIME_BYTES_MAX) else "/tmp", name)
 
 

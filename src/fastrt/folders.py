@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fastrt.errors import FastrtError
+from fastrt.errors import ConfigError, FastrtError
 
 _OTHERS = 0o077
 _LINKS_MAX = 40  # as the kernel's own limit
@@ -64,6 +64,23 @@ def takes_entries(folder: str | os.PathLike[str]) -> bool:
     """Whether the path is absolute, names a folder, and this process may create files in it."""
     may = os.W_OK | os.X_OK
     return os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, may, effective_ids=True)
+
+
+def temporary_folder() -> str:
+    """Return the folder of temporary files of this process.
+
+    Raises:
+        ConfigError: this process can create files in none of those where `tempfile` looks.
+    """
+    import tempfile  # here: with all that it imports it takes longer than the rest of this module
+
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"there is no folder for the runtime's files: {exc.strerror}, and $XDG_RUNTIME_DIR is unset or of no use. "
+            "Set FASTRT_RUNTIME_DIR to a folder on a disk with room, in which you may write"
+        ) from None
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

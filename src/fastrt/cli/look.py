@@ -22,16 +22,17 @@ def runtime_folder() -> Path:
     """Return the folder of this user's sessions, which may not exist yet.
 
     Raises:
-        click.ClickException: another user could change it.
+        click.ClickException: another user could change it, or a setting is invalid.
     """
     from fastrt.config import RUNTIME_FOLDER, Config
+    from fastrt.errors import ConfigError
     from fastrt.folders import UnsafeFolderError, has_private_folder
 
-    # Sizes are given, so that the command also works on a machine without room for another store.
-    folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
     try:
+        # Sizes are given, so that the command also works on a machine without room for another store.
+        folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
         has_private_folder(folder, RUNTIME_FOLDER)
-    except UnsafeFolderError as exc:
+    except (ConfigError, UnsafeFolderError) as exc:
         raise click.ClickException(str(exc)) from exc
     return folder
 
