@@ -354,7 +354,8 @@ def format_user_traceback(exc: BaseException) -> str:
         exc: a raised exception.
     Returns:
         The text as Python prints it; with all frames if all of them are fastrt's, or if the variable
-        FASTRT_FULL_TRACEBACK is set.
+        FASTRT_FULL_TRACEBACK is set. Of another task's error that only fastrt's frames raised, it says that this was
+        an argument.
     """
     shown = traceback.TracebackException.from_exception(exc)
     if full_traceback():
@@ -369,6 +370,8 @@ def format_user_traceback(exc: BaseException) -> str:
         frames = [f for f in part.stack if not f.filename.startswith(_PACKAGE_DIR) and _COMPILED_DIR not in f.filename]
         if frames:
             part.stack = traceback.StackSummary.from_list(frames)
+        elif part is shown and isinstance(exc, TaskError):
+            return "".join(["One of its arguments could not be computed:\n", *shown.format_exception_only()])
         chain += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]  # of a group
     return "".join(shown.format())
 

@@ -228,7 +228,8 @@ SEEDS = {
         b'{"op": "join", "kind": "driver", "name": "a", "logs": "all", "versions": {"python": "3.11"}}\n',
         b'{"op": "forward", "tasks": [[1, 2, "a"]], "actors": [[3, 4, "b"]]}\n{"op": "fork", "actor": null}\n',
         b'{"op": "cluster_nodes", "nodes": [["a", "b", {"CPU": 1}, {"CPU": -1}, {"c": "d"}]], "is_new_daemon": true}\n',
-        b'{"op": "group_list", "groups": [["g", "PACK", "PENDING", {"0": {"CPU": 1}}, {"0": "a"}]]}\n',
+        b'{"op": "group_list", "groups": [["g", "PACK", "PENDING", {"0": {"CPU": 1}}, {"0": "a"}, '
+        b'["QUEUED", 0, 0.0, 0.0, 0.0]]]}\n',
         b'{"op": "configure", "sys_path": ["a"], "preload": [], "socket": "s", "spin_s": 1e999, "advice": true, '
         b'"patience_s": 1, "call_sites": false, "library_threads": 0, "cleanup_timeout_s": 5.0}\n',
         b"[" * 2000 + b"\n",

@@ -85,6 +85,27 @@ def test_options_without_effect_are_taken(rt):
     plain = {"max_pending_calls": -1, "allow_out_of_order_execution": True, "enable_tensor_transport": None}
     actor = Restarting.options(**plain).remote()
     assert fastrt.get(actor.plain.options(name="a name", enable_task_events=False).remote()) == 2
+    assert fastrt.get(fastrt.put(3, _owner=actor)) == 3
+
+
+def test_order_of_calls_that_run_at_once_is_refused():
+    class Waits:
+        async def wait(self):
+            pass
+
+    class Plain:
+        pass
+
+    ordered = {"allow_out_of_order_execution": False}
+    for make in (
+        lambda: fastrt.remote(**ordered)(Waits),
+        lambda: fastrt.remote(Waits).options(**ordered),
+        lambda: fastrt.remote(max_concurrency=2, **ordered)(Plain),
+        lambda: fastrt.remote(max_concurrency=2)(Plain).options(**ordered),
+    ):
+        with pytest.raises(ValueError, match="so its calls run at once"):
+            make()
+    assert fastrt.remote(**ordered)(Plain).options(**ordered).cls is Plain
 
 
 def test_methods_retries_take_precedence_over_the_actors(rt):

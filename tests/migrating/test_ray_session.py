@@ -56,6 +56,9 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
                 Pool(2)
             except ValueError as exc:
                 assert "from 1 to the number of CPUs, 1" in str(exc)
+            ray.get(ray.remote(lambda: None).remote())  # the function lies in the store, too
+            part = "object_store_memory"
+            assert ray.available_resources()[part] == ray.cluster_resources()[part] == 64 << 20
             assert ray.util.placement_group([{"CPU": 1}], strategy=None).strategy == "PACK"
             assert ray.init(ignore_reinit_error=True)["node_id"] == context["node_id"]
             try:

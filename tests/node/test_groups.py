@@ -32,7 +32,7 @@ class Node:
             key = BundleKey(self.count, self.count)
             demand = Demand((("CPU", cpu * ONE),), bundle=f"{name}/{index}/{len(cpus)}/{strategy}")
             self.placing.wait(key, demand, 0.0)
-            self.groups.add(key, demand)
+            self.groups.add(key, demand, 0.0)
             self.made[name].append((key, demand))
         return name
 
@@ -74,7 +74,9 @@ def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
     other = NodeRow("id-other", "other", {"CPU": ONE}, {"CPU": ONE}, {})
     node = Node(other, can_grow=True)
     name = node.make(4, 1)
-    orders = node.groups.decide(0.0)
+    assert node.groups.rows()[0].stats == ("QUEUED", 0, 0.0, 0.0, 0.0)
+    orders = node.groups.decide(1.0)
+    assert node.groups.rows()[0].stats == ("SCHEDULING_STARTED", 1, 0.0, 0.0, 0.0)
     assert [(order.key.gen, order.what, order.node) for order in orders] == [
         (1, "admit", ""),
         (2, "forward", "id-other"),
@@ -87,12 +89,28 @@ def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
     assert node.groups.is_ready(name) is False, "the other node has not said that it has it"
     given = dict(given_by(there[1]))
     node.placing.see([NodeRow("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given}, {})])
-    node.groups.decide(0.0)
+    node.groups.decide(3.5)
     assert node.groups.is_ready(name) is True
+    assert node.groups.rows()[0].stats == ("FINISHED", 1, 3.5, 2.5, 0.0)
     node.placing.see([])
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is False
     assert node.groups.rows()[0].state == "RESCHEDULING"
+
+
+def test_stats_say_why_a_group_has_no_place_and_count_its_attempts():
+    node = Node(can_grow=True)
+    first, second, large = node.make(3), node.make(3), node.make(5)
+    node.groups.decide(1.0)
+    stats = {row.group: row.stats for row in node.groups.rows()}
+    assert stats[second][:2] == ("NO_RESOURCES", 1)
+    assert stats[large][:2] == ("INFEASIBLE", 1)
+    node.remove(first)
+    node.groups.decide(2.0)
+    node.placing.open(node.made[second][0][0])
+    node.groups.decide(2.25)
+    stats = {row.group: row.stats for row in node.groups.rows()}
+    assert stats[second] == ("FINISHED", 2, 2.25, 0.25, 0.0)
 
 
 def test_groups_that_wait_are_looked_at_only_when_something_is_free_that_was_not():

@@ -29,7 +29,7 @@ GOOD = {
     "list[TaskRecord]": [[1, 2]], "list[StandbyHead]": [["n", "h:1"]],
     "list[DemandRow]": [["task", {"CPU": 1}, "spread", "", False, 3, True]],
     "list[Parts]": [{"CPU": 1}, {}], "dict[str, str]": {"python": "3.11"},
-    "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],
+    "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}, ["FINISHED", 1, 0.5, 0.25, 0.0]]],
 }  # fmt: skip
 BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]
 ALL = list(MESSAGES.values())

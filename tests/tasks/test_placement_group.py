@@ -52,6 +52,8 @@ def test_group_reserves_for_its_tasks_and_actors_and_gives_back(rt, wait_until):
     assert about["state"] == "CREATED"
     assert about["bundles"] == {0: {"CPU": 1.0, "license": 0.5}, 1: {"license": 1.0}}
     assert about["bundles_to_node_id"] == {0: rt.session, 1: rt.session}
+    assert about["stats"]["scheduling_state"] == "FINISHED"
+    assert 0 <= about["stats"]["scheduling_latency_ms"] <= about["stats"]["end_to_end_creation_latency_ms"]
     inside = pid.options(scheduling_strategy=InGroup(group, 0), resources={"license": 0.5})
     assert len(get([inside.remote() for _ in range(20)])) == 20
     actor = Licensed.options(scheduling_strategy=InGroup(group), resources={"license": 1}).remote()
@@ -65,7 +67,12 @@ def test_group_reserves_for_its_tasks_and_actors_and_gives_back(rt, wait_until):
     with pytest.raises(InfeasibleTaskError, match=f"resources of placement group {group.id}, which was removed"):
         get(waiting)
     wait_until(lambda: has(**ALL), "everything to be free")
-    assert fastrt.placement_group_table(group)["state"] == "REMOVED"
+    gone = fastrt.placement_group_table(group)
+    assert (gone["state"], gone["stats"]["scheduling_state"]) == ("REMOVED", "REMOVED")
+    assert gone.keys() == about.keys()
+    assert gone["bundles"] == about["bundles"]
+    assert type(gone["placement_group_id"]) is type(about["placement_group_id"]) is str
+    assert gone["stats"].keys() == about["stats"].keys()
     assert fastrt.placement_group_table() == {}
     with pytest.raises(NotFoundError, match="is not there any more"):
         get(group.ready())
@@ -312,7 +319,10 @@ def started():
     """Where a task is, what it starts, what says itself where it runs, and an actor."""
     task, actor = fastrt.remote(num_cpus=0)(here), Where.remote()
     refs = [task.remote(), task.options(scheduling="default").remote(), actor.here.remote()]
-    return [here(), *fastrt.get(refs)]
+    outside = [{"placement_group": None}, {"scheduling_strategy": InGroup(None)}]
+    refs += [task.options(**place).remote() for place in outside]
+    others = [Where.options(**place).remote() for place in outside]
+    return [here(), *fastrt.get([*refs, *(other.here.remote() for other in others)])]
 
 
 def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt, wait_until):
@@ -321,9 +331,9 @@ def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt
     assert here() is None
     inside = InGroup(group)
     assert get(fastrt.remote(here).options(scheduling_strategy=inside).remote()) == group.id
-    assert get(started.options(scheduling_strategy=inside).remote()) == [group.id, None, None, None]
+    assert get(started.options(scheduling_strategy=inside).remote()) == [group.id, *[None] * 7]
     again = started.options(scheduling_strategy=inside).options(scheduling_strategy="DEFAULT")
-    assert get(again.remote()) == [None] * 4
+    assert get(again.remote()) == [None] * 8
     actor = Where.options(scheduling_strategy=inside).remote()
     assert get([actor.here.remote(), actor.of_task.remote()]) == [group.id, None]
     del actor
@@ -394,13 +404,13 @@ def test_group_that_captures_has_what_its_tasks_start_and_what_these_start(rt, w
     assert group.wait(30)
     inside = InGroup(group, 0, placement_group_capture_child_tasks=True)
     mine = group.id
-    assert get(started.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine]
+    assert get(started.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine, *[None] * 4]
 
     @fastrt.remote(num_cpus=0, timeout=30)
     def lead():
         return fastrt.get(started.remote())
 
-    assert get(lead.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine]
+    assert get(lead.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine, *[None] * 4]
     actor = Where.options(scheduling_strategy=inside).remote()
     assert get([actor.here.remote(), actor.of_task.remote()]) == [mine, mine]
 

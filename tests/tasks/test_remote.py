@@ -358,6 +358,19 @@ def test_remote_function_that_is_dropped_is_gone(rt):
     assert gone() is None
 
 
+def test_error_of_an_argument_says_so_without_frames_of_fastrt(rt):
+    @fastrt.remote
+    def divide(by):
+        return 1 / by
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fastrt.get(divide.remote(divide.remote(0)), timeout=30)
+    text = str(caught.value)
+    assert "One of its arguments could not be computed:\nfastrt.errors.TaskError" in text
+    assert text.count("return 1 / by") == 1
+    assert "_load_arguments" not in text
+
+
 def test_argument_that_cannot_be_pickled_names_it_and_submits_nothing(rt):
     for args, kwargs, where in (
         ((1, [threading.Lock()]), {}, r"\[0\]\[1\]\[0\]"),

@@ -2,11 +2,12 @@
 
 import os
 import sys
+import threading
 
 import pytest
 
 import fastrt
-from fastrt.errors import ConfigError, UnsupportedError
+from fastrt.errors import ConfigError, RuntimeEnvError, UnsupportedError
 from fastrt.tasks import runtime_env
 from fastrt.tasks.runtime_env import environment_of
 
@@ -161,6 +162,10 @@ def test_job_has_a_setup_hook_for_all_its_workers():
         assert get(look.remote())[0] == get(Plain.remote().look.remote())[0] == "prepared"
         assert get(look.options(runtime_env={"env_vars": {"OTHER": "b"}}).remote())[0] == "prepared"
         assert os.environ.get(NAME) is None
+    lock = threading.Lock()
+    with pytest.raises(RuntimeEnvError, match=r"(?s)setup_hook .* cannot be sent: cannot pickle"):
+        fastrt.init(1, runtime_env={"worker_process_setup_hook": lambda: lock})
+    assert not fastrt.is_initialized()
 
 
 def test_local_mode_refuses_and_ray_is_given_what_it_has(whole, tmp_path):

@@ -157,7 +157,7 @@ class Admission:
                 elif is_ours:  # `groups` finds out where it is
                     self.placing.wait(key, demand, time.monotonic())
                 if is_ours and isinstance(key, BundleKey):
-                    self.groups.add(key, demand, placed=True)
+                    self.groups.add(key, demand, None)
             actors.grant(self._client, actor, gen, 0)  # also if its process is on its way: see `actors.enter`
             if info["bare"] and info["state"] == actors.WANTED and not info["ended"]:
                 wanted.append((actor, info))
@@ -200,11 +200,12 @@ class Admission:
         if place != WAITING and (place != ORDERED or again):
             if isinstance(key, ActorKey) and self._gate.holds(key, self.placing.waiting_actors):
                 return False
-            self.placing.wait(key, demand, time.monotonic())
+            now = time.monotonic()
+            self.placing.wait(key, demand, now)
             if isinstance(key, BundleKey) and demand.node:
                 self._hold_or_refuse(key, demand)
             elif isinstance(key, BundleKey):
-                self.groups.add(key, demand)
+                self.groups.add(key, demand, now)
             self.refresh()
         return self.placing.place_of(key) == HERE
 
@@ -314,7 +315,8 @@ class Admission:
         free = free_of(self._client, placing.total, *self._state())
         if STORE_MEMORY in free:
             used, _, most = arena.room(self._client)
-            free[STORE_MEMORY] = (most - used) * RESOURCE_PARTS
+            # In whole MiB: functions and other small objects of a session lie there, too, and are not values of users.
+            free[STORE_MEMORY] = (most - (used >> 20 << 20)) * RESOURCE_PARTS
         here = NodeRow(placing.node, placing.name, placing.total, free, placing.labels)
         link.send(NodeList(here, list(placing.views.values()), self._lost.rows()))
 

@@ -14,7 +14,7 @@ from fastrt.ids import is_made_on
 from fastrt.node.bundles import assign
 from fastrt.node.keys import BundleKey, Order
 from fastrt.node.placing import GONE, WAITING, Placing
-from fastrt.store.messages import GroupRow
+from fastrt.store.messages import GroupRow, GroupStats
 from fastrt.tasks.resources import Amounts, Demand, bundle_name, in_words
 
 _RETRY_S = 0.2  # after a node had no room for a bundle, although its report said so
@@ -30,9 +30,50 @@ class _Shape(NamedTuple):
 
 
 @dataclass
+class History:
+    """How a group was placed; times are those that `Groups` is given.
+
+    Attributes:
+        seen_at: when its first bundle came; None: an earlier daemon has placed it.
+        tried_at: when they were last given nodes.
+        attempts: how often nodes were sought for them.
+        held_up: there was a delay before another attempt.
+        lacks: why the last attempt found no nodes: "NO_RESOURCES" or "INFEASIBLE".
+        total_s, placing_s: from `seen_at` and from `tried_at` until it was ready; 0 before.
+    """
+
+    seen_at: float | None
+    tried_at: float = 0.0
+    attempts: int = 0
+    held_up: bool = False
+    lacks: str = ""
+    total_s: float = 0.0
+    placing_s: float = 0.0
+
+    def tried(self, now: float, lacks: str) -> None:
+        """Note an attempt, and why it found no nodes (empty: it did)."""
+        self.attempts += 1
+        self.tried_at, self.lacks = now, lacks
+
+    def ready(self, now: float) -> None:
+        """Note that the group is ready for the first time."""
+        if self.seen_at is not None:
+            self.total_s, self.placing_s = now - self.seen_at, now - self.tried_at
+
+    def row(self, ready: bool) -> GroupStats:
+        """Return the scheduling state, and attempts and times for `placement_group_table`.
+
+        The state is "QUEUED", "SCHEDULING_STARTED", "NO_RESOURCES", "INFEASIBLE" or "FINISHED".
+        """
+        state = "FINISHED" if ready else self.lacks or ("SCHEDULING_STARTED" if self.attempts else "QUEUED")
+        return GroupStats(state, self.attempts, self.total_s, self.placing_s, _RETRY_S if self.held_up else 0.0)
+
+
+@dataclass
 class _Group:
     count: int
     strategy: str
+    history: History
     keys: dict[int, BundleKey] = field(default_factory=dict)  # by the bundle's index
     demands: dict[int, Demand] = field(default_factory=dict)
     ready: bool = False
@@ -66,15 +107,15 @@ class Groups:
         self._seen = -1  # `placing.changes` when rooms and shapes were computed
         self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether they could ever fit
 
-    def add(self, key: BundleKey, demand: Demand, placed: bool = False) -> None:
-        """Add a bundle that waits, or (`placed`) that an earlier daemon has placed; those come first."""
+    def add(self, key: BundleKey, demand: Demand, now: float | None) -> None:
+        """Add a bundle that waits from now on, or (None) that an earlier daemon has placed; those come first."""
         name, index, count, strategy = demand.bundle.split("/")
-        group = self._groups.setdefault(name, _Group(int(count), strategy))
+        group = self._groups.setdefault(name, _Group(int(count), strategy, History(now)))
         group.keys[int(index)], group.demands[int(index)] = key, demand
-        if placed and len(group.keys) == group.count:
+        if now is None and len(group.keys) == group.count:
             group.complete = group.created = True
         self._placing.stirred_groups[name] = None
-        self._look_whether_ready(name, group)
+        self._look_whether_ready(name, group, None)
 
     def decide(self, now: float) -> list[Order]:
         """Place bundles: orders "admit", "forward", "refuse", "warn", and "release": give up the bundle's resources."""
@@ -89,7 +130,7 @@ class Groups:
         for name in stirred | self._placing.stirred_groups:
             group = self._groups.get(name)
             if group is not None:
-                self._look_whether_ready(name, group)
+                self._look_whether_ready(name, group, now)
         return orders
 
     def _look(self, name: str, group: _Group, now: float) -> list[Order]:
@@ -125,11 +166,13 @@ class Groups:
         if chosen is not None and not placing.fit_here(
             [group.demands[k] for k, node in zip(waiting, chosen, strict=True) if node == placing.node]
         ):
+            group.history.tried(now, "NO_RESOURCES")
             return []  # enough is free, but no device is: tried again when more is free
+        group.history.tried(now, "" if chosen is not None else "NO_RESOURCES" if feasible else "INFEASIBLE")
         if chosen is not None:
             return [placing.put(group.keys[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
         if placed and not group.complete:  # a node had no room after all: place all bundles or none
-            group.retry_at = now + _RETRY_S
+            group.retry_at, group.history.held_up = now + _RETRY_S, True
             placing.stirred_groups[name] = None
             return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         if placed or feasible or group.warned:
@@ -178,8 +221,10 @@ class Groups:
         while len(self._gone) > _GONE_MAX:
             del self._gone[next(iter(self._gone))]  # the oldest
 
-    def _look_whether_ready(self, name: str, group: _Group) -> None:
+    def _look_whether_ready(self, name: str, group: _Group, now: float | None) -> None:
         group.ready = self._is_ready(name, group)
+        if group.ready and not group.created and now is not None:
+            group.history.ready(now)
         group.created = group.created or group.ready
         (self._placing.pending_groups.discard if group.ready else self._placing.pending_groups.add)(name)
 
@@ -232,5 +277,6 @@ class Groups:
             state = "CREATED" if group.ready else "RESCHEDULING" if group.created else "PENDING"
             bundles = {str(index): dict(one.amounts) for index, one in group.demands.items()}
             nodes = {str(index): self._placing.node_of(key) for index, key in group.keys.items()}
-            found.append(GroupRow(name, group.strategy, state, bundles, nodes))
+            stats = group.history.row(group.ready)
+            found.append(GroupRow(name, group.strategy, state, bundles, nodes, stats))
         return found

@@ -212,6 +212,16 @@ class NodeList(Message):
     lost: list[NodeRow]
 
 
+class GroupStats(NamedTuple):
+    """How a placement group was placed: the row of `groups.History`."""
+
+    state: str
+    attempts: int
+    total_s: float
+    placing_s: float
+    retry_s: float
+
+
 class GroupRow(NamedTuple):
     """One placement group; its bundles, and the nodes of those that have one, are by the bundle's index."""
 
@@ -220,6 +230,7 @@ class GroupRow(NamedTuple):
     state: str
     bundles: dict[str, Parts]
     nodes: dict[str, str]
+    stats: GroupStats
 
 
 class DemandRow(NamedTuple):

@@ -58,6 +58,8 @@ class ActorClass(Generic[P, Handle]):
         self._options = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
         self._options[runtime_env.OPTION] = runtime_env.environment_of(self._options[runtime_env.OPTION])
         self._demand = demand_of_actor(self._options)
+        if options.get("allow_out_of_order_execution") is False:
+            self._check_order()
         self._constructor: MethodPlan | None = None  # read at the first use: a class being unpickled is still empty
         # The session, the class's object in it, and the watch that says that this object is out of date.
         self._bound: tuple[Store, ObjectRef, functions_core.Watched | None] | None = None
@@ -91,7 +93,18 @@ class ActorClass(Generic[P, Handle]):
         Raises:
             TypeError, ValueError: an option is unknown or wrong.
         """
-        return ActorClass(self.cls, **{**self._options, **_checked(options)})
+        found: ActorClass[P, Handle] = ActorClass(self.cls, **{**self._options, **_checked(options)})
+        if options.get("allow_out_of_order_execution") is False:
+            found._check_order()
+        return found
+
+    def _check_order(self) -> None:
+        """Refuse a class whose calls run at once where they shall run in their order."""
+        many, groups = self._options["max_concurrency"] or 1, dict(self._options["concurrency_groups"] or {})
+        is_async = any(which.is_async for which in methods_of(self.cls, groups))
+        if is_async or many > 1:
+            why = "has coroutine methods" if is_async else f"has max_concurrency={many}"
+            raise ValueError(f"allow_out_of_order_execution=False: {self.cls.__name__} {why}, so its calls run at once")
 
     def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
         """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.

@@ -234,6 +234,8 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 'as fastrt.init(engine="ray") does'
             )
         found["resources"] = {**(found.get("resources") or {}), f"{name}:{value}": _ACCELERATOR_PART}
+    if options.get("placement_group", "default") is None:
+        found.setdefault("scheduling_strategy", "DEFAULT")  # in none, also where groups are captured
     group = given.get("placement_group", "default")
     index = given.get("placement_group_bundle_index", -1)
     if group == "default" and index != -1:

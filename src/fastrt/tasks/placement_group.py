@@ -153,7 +153,7 @@ class PlacementGroupSchedulingStrategy:
     """Where a task or an actor gets its resources, for `scheduling_strategy=`.
 
     Attributes:
-        placement_group: the group.
+        placement_group: the group; None: in none, also where the groups of children are captured.
         placement_group_bundle_index: of the bundle; -1: any.
         placement_group_capture_child_tasks: whether the tasks and actors that it starts are in the group, too, in any
             bundle, and the ones that these start; options that say where to run take precedence.
@@ -161,12 +161,12 @@ class PlacementGroupSchedulingStrategy:
         The semantics of `ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy`.
     """
 
-    placement_group: PlacementGroup
+    placement_group: PlacementGroup | None
     placement_group_bundle_index: int = -1
     placement_group_capture_child_tasks: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.placement_group, PlacementGroup):
+        if self.placement_group is not None and not isinstance(self.placement_group, PlacementGroup):
             raise ArgumentError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
         if not isinstance(self.placement_group_capture_child_tasks, bool):
             raise TypeError("placement_group_capture_child_tasks must be True or False")
@@ -256,7 +256,10 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
 
     Returns:
         For each: placement_group_id, strategy, state ("PENDING", "CREATED", "RESCHEDULING" or "REMOVED"), bundles
-        (by index), and bundles_to_node_id.
+        (by index), bundles_to_node_id, and stats: scheduling_state ("QUEUED", "SCHEDULING_STARTED", "NO_RESOURCES",
+        "INFEASIBLE", "FINISHED" or "REMOVED"), scheduling_attempt (their number), and in milliseconds
+        end_to_end_creation_latency_ms (0 until it is ready), scheduling_latency_ms (of the last attempt) and
+        highest_retry_delay_ms.
     Raises:
         AttachError: the node daemon does not answer.
     Source:
@@ -270,8 +273,10 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
     found = groups_of(store)
     if group is None:
         return found
-    removed = {"placement_group_id": group.id, "strategy": group.strategy, "state": "REMOVED", "bundles": {}}
-    return found.get(group.id, {**removed, "bundles_to_node_id": {}})
+    gone = messages.GroupRow(
+        f"{group.id}", group.strategy, "REMOVED", {}, {}, messages.GroupStats("REMOVED", 0, 0, 0, 0)
+    )
+    return found.get(group.id) or {**row_of(gone), "bundles": dict(enumerate(group.bundle_specs))}
 
 
 def groups_of(store: Store) -> dict[str, dict[str, Any]]:
@@ -416,7 +421,14 @@ def row_of(row: messages.GroupRow) -> dict[str, Any]:
     }
     nodes = {int(k): node for k, node in row.nodes.items()}
     about = {"placement_group_id": row.group, "strategy": row.strategy, "state": row.state}
-    return {**about, "bundles": bundles, "bundles_to_node_id": nodes}
+    stats = {
+        "end_to_end_creation_latency_ms": row.stats.total_s * 1000,
+        "scheduling_latency_ms": row.stats.placing_s * 1000,
+        "scheduling_attempt": row.stats.attempts,
+        "highest_retry_delay_ms": row.stats.retry_s * 1000,
+        "scheduling_state": row.stats.state,
+    }
+    return {**about, "bundles": bundles, "bundles_to_node_id": nodes, "stats": stats}
 
 
 def _checked(bundles: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:

@@ -363,6 +363,8 @@ def shown_amount(name: str, amount: float) -> str:
 
 def _strategy(option: str, value: Any) -> tuple[str, str, bool]:
     """Return (strategy, node, soft) of the user's option."""
+    if getattr(value, "placement_group", value) is None:  # outside of any group
+        value = "default"
     if isinstance(value, str) and value:
         word = value.lower()
         if word in (SPREAD, PACK, "default"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt.errors import ConfigError, RuntimeEnvError
+from fastrt.errors import ConfigError, RuntimeEnvError, SerializationError
 from fastrt.store.serialize import deserialize, serialize_code
 
 _BYTES_MAX = 1 << 20
@@ -61,7 +61,7 @@ def hook_of(given: Any) -> SetupHook:
     Raises:
         TypeError: neither of the two.
         ConfigError: a name without a module, or a function that is too large or names references.
-        SerializationError: it cannot be pickled.
+        RuntimeEnvError: it cannot be pickled.
     """
     if isinstance(given, SetupHook):
         return given
@@ -77,7 +77,10 @@ def hook_of(given: Any) -> SetupHook:
             f"runtime_env's worker_process_setup_hook is {given!r}; it must be a function or the name of one"
         )
     name = str(getattr(given, "__qualname__", type(given).__qualname__))
-    parts, _ = serialize_code(name, given)
+    try:
+        parts, _ = serialize_code(name, given)
+    except SerializationError as exc:
+        raise RuntimeEnvError(f"runtime_env's worker_process_setup_hook {name} cannot be sent: {exc}") from exc
     data = parts.to_bytes()
     if parts.refs or len(data) > _BYTES_MAX:
         why = "names references" if parts.refs else f"has {len(data)} bytes with what it names"

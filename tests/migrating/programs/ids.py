@@ -81,6 +81,9 @@ ray.get(group.ready())
 table = ray.util.placement_group_table(group)
 print("group:", len(group.id.hex()), table["placement_group_id"] == group.id.hex(), group.bundle_specs)
 print("bundle:", table["bundles_to_node_id"] == {0: node}, group.is_empty, table["name"])
+stats = table["stats"]
+print("stats:", *[name.removesuffix("_ms") for name in sorted(stats)])
+print("placed:", stats["scheduling_state"], stats["scheduling_attempt"], stats["end_to_end_creation_latency_ms"] > 0)
 print("of all:", ray.util.placement_group_table()[group.id.hex()]["name"])
 ray.util.remove_placement_group(group)
 ray.kill(member)
@@ -105,4 +108,6 @@ ray.kill(member)
 # methods: ['names']
 # group: 36 True [{'CPU': 1.0}]
 # bundle: True False the group
+# stats: end_to_end_creation_latency highest_retry_delay scheduling_attempt scheduling_latency scheduling_state
+# placed: FINISHED 1 True
 # of all: the group

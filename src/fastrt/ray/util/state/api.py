@@ -148,6 +148,7 @@ def list_placement_groups(
         PlacementGroupState(
             group, row.get("name", ""), row["state"], strategy=row["strategy"], nodes=row["bundles_to_node_id"],
             bundles=[{"bundle_id": k, "unit_resources": amounts} for k, amounts in row["bundles"].items()],
+            stats=row["stats"],
         )
         for group, row in placement_group_table().items()
     ]  # fmt: skip
