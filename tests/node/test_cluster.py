@@ -145,6 +145,14 @@ def test_references_inside_arguments_are_usable_there_also_before_they_are_ready
     assert fastrt.get(waiting, timeout=60) == 42
 
 
+def test_functions_of_the_same_code_that_capture_other_references_are_different_there(rt):
+    def reads(ref):
+        return fastrt.remote(lambda: fastrt.get(ref))
+
+    refs = [fastrt.put(k) for k in range(3)]
+    assert fastrt.get([reads(ref).remote() for ref in refs], timeout=60) == [0, 1, 2]
+
+
 def test_references_made_there_are_usable_here_and_go_back_as_themselves(rt):
     @fastrt.remote
     def make():

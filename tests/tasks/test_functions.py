@@ -47,6 +47,40 @@ def module(folder, monkeypatch):
     return make
 
 
+def test_functions_of_the_same_code_that_capture_other_references_are_different():
+    @fastrt.remote
+    class Holder:
+        def __init__(self, value):
+            self._value = value
+
+        def value(self):
+            return self._value
+
+    def asks(actor):
+        return fastrt.remote(lambda: fastrt.get(actor.value.remote()))
+
+    def reads(ref):
+        return fastrt.remote(lambda: fastrt.get(ref))
+
+    def reader(ref):
+        class Reader:
+            def read(self):
+                return fastrt.get(ref)
+
+        return fastrt.remote(Reader)
+
+    actors = [Holder.remote(k) for k in range(3)]
+    assert fastrt.get([asks(actor).remote() for actor in actors], timeout=30) == [0, 1, 2]
+    refs = [fastrt.put(k) for k in range(3)]
+    assert fastrt.get([reads(ref).remote() for ref in refs], timeout=30) == [0, 1, 2]
+    assert fastrt.get([reader(ref).remote().read.remote() for ref in refs], timeout=30) == [0, 1, 2]
+    first = reads(refs[0])
+    fastrt.get(first.remote(), timeout=30)
+    before = count()
+    assert fastrt.get(reads(refs[0]).remote(), timeout=30) == 0
+    assert count() == before, "stored once"
+
+
 def test_function_of_a_module_that_workers_lack_names_the_module_and_what_to_do(module):
     only_here = module("only_here", "def f(): return 1")
     for _ in range(2):

@@ -8,7 +8,6 @@ receiver counts how often it received a digest, because one frame may forget a f
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from fastrt._core.objects import functions, handles
@@ -17,6 +16,7 @@ from fastrt.cluster.references import References
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.functions import digest_of
 
 _Function = message_set("node").message("fastrt.node.Function")
 
@@ -47,8 +47,9 @@ class SentFunctions:
         if objref not in self._sent:
             ref = handles.acquire(self._client, objref, index)
             kind, _, data = self._store.read(ref)
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            contains = [self._references.name(one) for one in handles.contained(self._client, ref)]
+            inner = handles.contained(self._client, ref)
+            digest = digest_of(self._client.segment.session, data, inner)
+            contains = [self._references.name(one) for one in inner]
             name = functions.function_name(self._client, objref)
             message = _Function(digest=digest, name=name, kind=kind, value=bytes(data), contains=contains)
             self._out.add("function", message, len(data))

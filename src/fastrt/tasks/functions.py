@@ -8,7 +8,7 @@ imported where they run; those of `__main__`, closures and lambdas travel by val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastrt._core.objects import functions, handles
@@ -35,8 +35,6 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
     Raises:
         SerializationError: it captures something that cannot be pickled.
     """
-    import hashlib  # here: it loads OpenSSL, which most processes never need
-
     try:
         parts, watched = serialize_code(name, function)
     except SerializationError as exc:
@@ -47,11 +45,29 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
             f"function {name!r} captures {parts.nbytes >> 20} MiB; put large values once with fastrt.put and pass "
             "the reference",
         )
-    digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
+    digest = digest_of(store.client.segment.session, parts.to_bytes(), parts.refs)
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
         found = functions.add_function(store.client, digest, store.put_serialized(parts), name, False)
     return found, functions.Watched(watched) if watched else None
+
+
+def digest_of(session: str, data: bytes, refs: Sequence[ObjectRef]) -> bytes:
+    """Return the digest by which a node finds a function that it has.
+
+    The references that a function captures, such as handles of actors, are not among its bytes.
+
+    Args:
+        session: of the node whose numbers the references have.
+        data: the function's bytes.
+        refs: the references in it.
+    """
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
+    found = hashlib.blake2b(data, digest_size=16)
+    if refs:
+        found.update(f"{session} {[ref.objref for ref in refs]}".encode())
+    return found.digest()
 
 
 def inner_name(qualified: str) -> str:
