@@ -30,7 +30,7 @@ def sibling(name, *arguments, call=TELL, **more):
 
 @pytest.mark.parametrize("together", [True, False])
 def test_each_is_a_child_with_its_own_session_arguments_descriptors_and_variables(monkeypatch, together):
-    monkeypatch.setattr(siblings, "_can_adopt", lambda: together)
+    monkeypatch.setattr(siblings, "can_adopt_orphans", lambda: together)
     kept, other = os.pipe()
     stages = [
         Stage((), (sibling("one", "a", "b", fds=(kept,)), sibling("two"))),
@@ -148,7 +148,6 @@ def test_killed_interpreter_is_an_error_and_what_it_forked_ends(runtime_dir, wai
         return False
 
     monkeypatch.setattr(siblings, "spawn", spawn)
-    monkeypatch.setattr(siblings, "_can_adopt", lambda: True)
     monkeypatch.setattr(siblings, "adopt_orphans", kill)
     with pytest.raises(FastrtError, match="did not start"):
         processes.Processes(Config.load(num_workers=1, object_store_memory="64MiB")).start_daemon()

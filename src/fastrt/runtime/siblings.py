@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fastrt._core.memory.orphans import adopt_orphans
+from fastrt._core.memory.orphans import adopt_orphans, can_adopt_orphans
 from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_json
 from fastrt.net.supervise import reap, spawn
@@ -89,7 +89,7 @@ def start(stages: Sequence[Stage], patience_s: float) -> list[subprocess.Popen[b
         NodeDiedError: it took too long.
     """
     flags = {flag for stage in stages for one in stage.siblings for flag in one.flags}
-    if flags <= _HARMLESS and _can_adopt():
+    if flags <= _HARMLESS and can_adopt_orphans():
         together = _start_together(stages, patience_s, sorted(flags))
         if together:
             return together
@@ -101,16 +101,6 @@ def start(stages: Sequence[Stage], patience_s: float) -> list[subprocess.Popen[b
             more: dict[str, Any] = {"pass_fds": one.fds, "stdin": pipe, "stdout": pipe, "env": dict(env)}
             children.append(spawn(one.module, one.call, *one.arguments, name=one.name, flags=one.flags, **more))
     return children
-
-
-def _can_adopt() -> bool:
-    """Whether the kernel lets this process adopt orphans."""
-    try:
-        with _adopting:
-            adopt_orphans(adopt_orphans(True))
-    except OSError:
-        return False
-    return True
 
 
 def _start_together(stages: Sequence[Stage], patience_s: float, flags: Sequence[str]) -> list[subprocess.Popen[bytes]]:

@@ -6,6 +6,12 @@ cdef extern from "<sys/prctl.h>" nogil:
     int PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 
 
+def can_adopt_orphans() -> bool:
+    """Whether the kernel lets this process adopt orphans. It changes nothing, so other threads may adopt meanwhile."""
+    cdef int now = 0
+    return prctl(PR_GET_CHILD_SUBREAPER, &now) == 0
+
+
 def adopt_orphans(wanted: bool) -> bool:
     """Set whether descendants of this process whose parent ends become its children (prctl(2), CHILD_SUBREAPER).
 
