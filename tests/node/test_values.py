@@ -12,7 +12,7 @@ from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.remote_values import Replacement
-from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
+from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables, _send_order
 from fastrt.errors import NotFoundError, ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
@@ -407,11 +407,40 @@ def test_node_that_stops_fetching_a_value_does_not_keep_its_turn(wait_until):
             spreads.received = lambda objref, peer, number: (asked.append(number), received(objref, peer, number))
             remote.fetch(result.objref)
             here.exchange.traffic.arrivals.cancel(remote.find(result.objref).number)
-            await asyncio.to_thread(wait_until, lambda: asked == ["ask", 0], "the peer to learn of both")
+            await asyncio.to_thread(wait_until, lambda: asked[:2] == ["ask", 0], "the peer to learn of both")
             assert not spreads._spreads
             found = await asyncio.to_thread(here.store.get, result, PATIENCE_S)
             np.testing.assert_array_equal(found, pattern(3))
             del found
+
+    asyncio.run(play())
+
+
+def test_node_that_has_stopped_fetching_a_value_gives_its_turn_back_when_it_comes(wait_until):
+    """It waited for its turn when it stopped: the turn came later, and other nodes waited for its copy."""
+
+    async def play():
+        async with pair(wait_until) as (here, there):
+            remote, spreads = here.exchange.traffic.remote, there.exchange.traffic._tables.spreads
+            result = here.forward(1)
+            number = result.objref
+            task = await lent_task(wait_until, there)
+            there.store.put_result(task, 0, serialized(pattern(3)))
+            core.finish(there.client, task)
+            await asyncio.to_thread(wait_until, lambda: remote.find(number), "its source is known")
+            objref = remote.find(number).objref
+            spreads._order = lambda *order: order[1].receiver == "first" or _send_order(*order)
+            spreads.ask(objref, "first")  # another node has the turn
+            stopped, received = [], spreads.received
+            spreads.received = lambda *what: (stopped.append(what[1:]), received(*what))
+            remote.fetch(number)
+            here.exchange.traffic.arrivals.cancel(remote.find(number).number)
+            word = there.exchange, 0
+            await asyncio.to_thread(wait_until, lambda: stopped == [word], "the peer to learn of the stop")
+            spreads.received(objref, "first", 0)
+            await asyncio.to_thread(wait_until, lambda: stopped == [word, ("first", 0), word], "the turn to come back")
+            assert not spreads._spreads
+            del result
 
     asyncio.run(play())
 

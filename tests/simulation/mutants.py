@@ -126,6 +126,8 @@ MUTANTS = [
            "            if True:\n                return\n            if False:\n"),
     Mutant("spread: a receiver that stops keeps its turn", "inbox",
            "self._exchange.traffic.has_no_copy(number)", "pass"),
+    Mutant("spread: a receiver that has stopped takes its turn", "inbox",
+           "self._exchange.traffic.has_no_copy(message.number)", "pass"),
     Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
            "if objref is not None:  # the value comes in pieces", "if False:  # the value comes in pieces"),
     Mutant("spread: a failed sender keeps its turn", "spread",

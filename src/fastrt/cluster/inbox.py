@@ -398,9 +398,11 @@ class Arrivals:
             self._exchange.out.add("again", number)
 
     def fetch_from(self, message: Any) -> None:
-        """Fetch a value from the nodes that the peer names."""
+        """Fetch a value from the nodes that the peer names; the turn that comes too late is given back."""
         arriving, values = self._arriving.get(-message.number), self._exchange.traffic.values
-        if arriving is not None and values is not None and not values.is_on_its_way(message.number):
+        if arriving is None:
+            self._exchange.traffic.has_no_copy(message.number)
+        elif values is not None and not values.is_on_its_way(message.number):
             holders = [(holder.address, holder.offered) for holder in message.holder]
             values.take(message.number, arriving.writer, arriving.kind, holders)
 
