@@ -1,10 +1,22 @@
 """The plan by which a large value goes to several nodes: who sends it to whom, with failures at any moment."""
 
+import contextlib
 import random
 
 import pytest
 
-from fastrt.cluster.spread import Spread
+from fastrt.cluster.large_values import Native
+from fastrt.cluster.peer_stream import Exchange
+from fastrt.cluster.spread import Fetch, Spread
+from fastrt.cluster.value_traffic import NodeTables
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.streams import Access
+from support.sides import Side, in_loop
+
+Report, Frame, Release, Copy = (
+    message_set("node").message(f"fastrt.node.{name}") for name in ("Report", "Frame", "Release", "Copy")
+)
 
 
 def drive(nodes, seed, faults):
@@ -98,3 +110,65 @@ def test_a_sender_without_its_copy_gets_the_value_from_another_one_of_the_same_r
     assert spread.ask(2) == [(2, ((0, 100), (1, 101)))]
     assert spread.ask(1) == [(1, ((0, 100),))]
     assert spread.ask(0) == [(0, ((None, 1),))]
+
+
+@contextlib.contextmanager
+def source():
+    """A node that keeps two values for a peer, to which it has named them; their sender, an object of another node."""
+    side = Side()
+    native = Native(side.store, Access(Identity.from_token(new_token())), "127.0.0.1")
+    exchange = Exchange(side.store, side.waiter, NodeTables(side.store, side.waiter, native, 1 << 20))
+    side.exchange.close("the test needs another one")
+    side.exchange = exchange
+    hello = Report(node="2" * 32, address="127.0.0.1:2", name="two", native="127.0.0.1:9")
+    exchange.on_frame(Frame(hello=hello, claims=True))
+    refs = [side.store.put(bytes(1 << 20)) for _ in range(2)]
+    try:
+        for ref in refs:
+            exchange.references.name(ref)
+        yield side, exchange, refs
+    finally:
+        native.close()
+        side.close()
+
+
+async def turns(side, count):
+    """The numbers of the next turns of the peer."""
+    frame = await side.frames(lambda frame: len(getattr(frame, "from")) >= count)
+    return [one.number for one in getattr(frame, "from")]
+
+
+@in_loop
+async def test_turn_to_fetch_a_value_of_two_objects_lasts_when_one_of_them_is_released():
+    """A third node offers the value under one number. The peer's reader of the other object waited without end."""
+    with source() as (side, exchange, (first, second)):
+        values, spreads = exchange.traffic.values, exchange.traffic._tables.spreads
+        assert {values.keep(ref, 77) for ref in (first, second)} == {77}
+        other = Fetch(exchange, 78)
+        spreads.ask(first.objref, other)  # so the peer waits
+        exchange.on_frame(Frame(where=[77]))
+        exchange.on_frame(Frame(release=[Release(objref=first.objref, named=1)]))
+        spreads.remove(other)
+        assert await turns(side, 1) == [77]
+        exchange.on_frame(Frame(copy=[Copy(number=77, offered=5)]))
+        assert [one.is_idle for one in spreads._spreads.values()] == [False]
+        exchange.on_frame(Frame(release=[Release(objref=second.objref, named=1)]))
+        assert not spreads._spreads
+        assert not spreads._values
+
+
+@in_loop
+async def test_two_fetches_of_one_object_under_two_numbers_both_get_a_turn():
+    """It was offered by another node, and then by this one, while the peer still fetched under the first number."""
+    with source() as (side, exchange, (ref, _)):
+        values, spreads = exchange.traffic.values, exchange.traffic._tables.spreads
+        numbers = [values.keep(ref, 77), values.keep(ref)]
+        other = Fetch(exchange, 78)
+        spreads.ask(ref.objref, other)  # so the peer waits
+        exchange.on_frame(Frame(where=numbers))
+        spreads.received(other, 0)
+        assert await turns(side, 1) == numbers[:1]
+        exchange.on_frame(Frame(copy=[Copy(number=77)]))
+        assert await turns(side, 1) == numbers[1:]
+        exchange.on_frame(Frame(copy=[Copy(number=numbers[1])]))
+        assert not spreads._spreads

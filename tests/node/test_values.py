@@ -12,6 +12,7 @@ from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.remote_values import Replacement
+from fastrt.cluster.spread import Fetch
 from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables, _send_order
 from fastrt.errors import NotFoundError, ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
@@ -404,7 +405,7 @@ def test_node_that_stops_fetching_a_value_does_not_keep_its_turn(wait_until):
             asked = []
             ask, received = spreads.ask, spreads.received
             spreads.ask = lambda *what: (asked.append("ask"), ask(*what))
-            spreads.received = lambda objref, peer, number: (asked.append(number), received(objref, peer, number))
+            spreads.received = lambda fetch, number: (asked.append(number), received(fetch, number))
             remote.fetch(result.objref)
             here.exchange.traffic.arrivals.cancel(remote.find(result.objref).number)
             await asyncio.to_thread(wait_until, lambda: asked[:2] == ["ask", 0], "the peer to learn of both")
@@ -429,16 +430,16 @@ def test_node_that_has_stopped_fetching_a_value_gives_its_turn_back_when_it_come
             core.finish(there.client, task)
             await asyncio.to_thread(wait_until, lambda: remote.find(number), "its source is known")
             objref = remote.find(number).objref
-            spreads._order = lambda *order: order[1].receiver == "first" or _send_order(*order)
-            spreads.ask(objref, "first")  # another node has the turn
+            first, word = Fetch("another", 1), (Fetch(there.exchange, remote.find(number).number), 0)
+            spreads._order = lambda order: order.receiver == first or _send_order(order)
+            spreads.ask(objref, first)  # another node has the turn
             stopped, received = [], spreads.received
-            spreads.received = lambda *what: (stopped.append(what[1:]), received(*what))
+            spreads.received = lambda *what: (stopped.append(what), received(*what))
             remote.fetch(number)
             here.exchange.traffic.arrivals.cancel(remote.find(number).number)
-            word = there.exchange, 0
             await asyncio.to_thread(wait_until, lambda: stopped == [word], "the peer to learn of the stop")
-            spreads.received(objref, "first", 0)
-            await asyncio.to_thread(wait_until, lambda: stopped == [word, ("first", 0), word], "the turn to come back")
+            spreads.received(first, 0)
+            await asyncio.to_thread(wait_until, lambda: stopped == [word, (first, 0), word], "the turn to come back")
             assert not spreads._spreads
             del result
 

@@ -86,11 +86,11 @@ def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
     for one, peer in peers.items():
         tables, arriving = one.traffic._tables, peer.traffic.arrivals._arriving
         for objref, spread in tables.spreads._spreads.items():
-            has_turn = one in spread._sending
-            if has_turn and one in spread._waiting:
-                violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
-            if has_turn and -one.traffic._wanted.get(objref, 0) not in arriving:
-                violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
+            for fetch in [fetch for fetch in spread._sending if fetch.stream is one]:
+                if fetch in spread._waiting:
+                    violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
+                if -fetch.number not in arriving:
+                    violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
 
 
 def close_noted(violation: Callable[[str], None]) -> Callable[..., None]:

@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant("spread: a receiver that has stopped takes its turn", "inbox",
            "self._exchange.traffic.has_no_copy(message.number)", "pass"),
     Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
-           "if objref is not None:  # the value comes in pieces", "if False:  # the value comes in pieces"),
+           "if again:  # the value comes in pieces", "if False:  # the value comes in pieces"),
     Mutant("spread: a failed sender keeps its turn", "spread",
            "        for failed in self._sending.pop(peer, ()):\n",
            "        for failed in self._sending.get(peer, ()):\n"),

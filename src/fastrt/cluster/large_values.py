@@ -261,16 +261,21 @@ class Values:
         """Withdraw the offer of a copy."""
         self._withdraw(number)
 
-    def release(self, objref: int) -> None:
-        """Withdraw the offers of an object that the peer does not hold any more."""
-        numbers = self._kept.pop(objref, ())
-        for number in numbers:
+    def release(self, objref: int) -> list[int]:
+        """Withdraw the offers of an object that the peer does not hold any more; return their numbers.
+
+        An offer lasts as long as another object is offered under its number.
+        """
+        ended = []
+        for number in self._kept.pop(objref, ()):
             named = self._named[number]
             del named[objref]
             if not named:
                 del self._named[number]
                 self._withdraw(number)
+                ended.append(number)
         self.on_release(objref)
+        return ended
 
     def _withdraw(self, number: int) -> None:
         with contextlib.suppress(NotFoundError):  # a third node offers it

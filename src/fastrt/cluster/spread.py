@@ -93,43 +93,66 @@ class Spread:
         return orders
 
 
+class Fetch(NamedTuple):
+    """A peer of `Spreads`: a node's fetch of a value, and then its copy.
+
+    A node knows a value by numbers: several of its objects can share one number, and one object can have two. So an
+    object says which fetches are of one value, and is no name for a fetch.
+    """
+
+    stream: Hashable
+    number: int
+
+
 class Spreads:
     """The values of this node that other nodes want.
 
     Args:
-        order: called with the object and each order about it.
+        order: called with each order.
     """
 
-    def __init__(self, order: Callable[[int, Order], None]) -> None:
+    def __init__(self, order: Callable[[Order], None]) -> None:
         self._order = order
         self._spreads: dict[int, Spread] = {}
+        self._values: dict[Fetch, int] = {}  # by fetch: the object under which it was entered
 
-    def ask(self, objref: int, peer: Peer) -> None:
+    def ask(self, objref: int, fetch: Fetch) -> None:
         """Handle a node that wants an object's value."""
-        spread = self._spreads.setdefault(objref, Spread(0))
-        self._carry_out(objref, spread.ask(peer))
+        spread = self._find(fetch)
+        if spread is None:
+            self._values[fetch] = objref
+            spread = self._spreads.setdefault(objref, Spread(0))
+        self._carry_out(spread.ask(fetch))
 
-    def received(self, objref: int, peer: Peer, number: int) -> None:
-        """Handle a node that has received an object's value; `number` as for `Spread.received`."""
-        spread = self._spreads.get(objref)
+    def received(self, fetch: Fetch, number: int) -> None:
+        """Handle a node that has received a value; `number` as for `Spread.received`."""
+        spread = self._find(fetch)
         if spread is not None:
-            self._carry_out(objref, spread.received(peer, number))
-            if spread.is_idle:
-                self._spreads.pop(objref, None)
+            self._carry_out(spread.received(fetch, number))
+            self._drop_idle(fetch)
 
-    def remove(self, objref: int, peer: Peer) -> None:
-        """Handle a node that does not need an object's value any more."""
-        spread = self._spreads.get(objref)
+    def remove(self, fetch: Fetch) -> None:
+        """Handle a node that does not need a value any more."""
+        spread = self._find(fetch)
         if spread is not None:
-            self._carry_out(objref, spread.remove(peer))
-            if spread.is_idle:
-                self._spreads.pop(objref, None)
+            self._carry_out(spread.remove(fetch))
+            self._drop_idle(fetch)
+        self._values.pop(fetch, None)
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, stream: Hashable) -> None:
         """Handle the end of the stream to a node."""
-        for objref in list(self._spreads):
-            self.remove(objref, peer)
+        for fetch in [one for one in self._values if one.stream is stream]:
+            self.remove(fetch)
 
-    def _carry_out(self, objref: int, orders: list[Order]) -> None:
+    def _find(self, fetch: Fetch) -> Spread | None:
+        return self._spreads.get(self._values.get(fetch, 0))
+
+    def _drop_idle(self, fetch: Fetch) -> None:
+        objref = self._values.get(fetch, 0)
+        spread = self._spreads.get(objref)
+        if spread is not None and spread.is_idle:
+            del self._spreads[objref]
+
+    def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
-            self._order(objref, order)
+            self._order(order)

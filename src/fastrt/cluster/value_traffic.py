@@ -28,7 +28,7 @@ from fastrt.cluster.references import PeerError, StandIn, from_source
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.spread import BYTES_MIN as SPREAD_BYTES_MIN
-from fastrt.cluster.spread import SENDERS_MAX, Order, Sender, Spreads
+from fastrt.cluster.spread import SENDERS_MAX, Fetch, Order, Sender, Spreads
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.net.address import is_address
 from fastrt.net.grpc.descriptors import message_set
@@ -121,9 +121,9 @@ class NodeTables:
         return set(self.lineage.wanted).union(*(stream.needs() for stream in self.streams))
 
 
-def _send_order(objref: int, order: Order) -> None:
-    receiver: Any = order.receiver  # the nodes are streams
-    receiver.traffic.send_from(objref, order.senders)
+def _send_order(order: Order) -> None:
+    fetch: Any = order.receiver
+    fetch.stream.traffic.send_from(fetch.number, order.senders)
 
 
 class ValueTraffic:
@@ -160,7 +160,6 @@ class ValueTraffic:
             exchange, tables.remote, tables.kept, self._offer_kept, partial(tables.is_only, exchange)
         )
         self._own: dict[int, OwnResults] = {}  # by forwarded task
-        self._wanted: dict[int, int] = {}  # the number of each object's value that the peer is about to fetch
 
     def connect(self, native: str, may_claim: bool) -> None:
         """Begin with the peer's hello: claim what it keeps for this node.
@@ -181,10 +180,8 @@ class ValueTraffic:
 
     def released(self, objref: int) -> None:
         """Withdraw the offers of an object that the peer does not hold any more."""
-        self._wanted.pop(objref, None)
-        self._tables.spreads.remove(objref, self._exchange)
-        if self.values is not None:
-            self.values.release(objref)
+        for number in () if self.values is None else self.values.release(objref):
+            self._tables.spreads.remove(Fetch(self._exchange, number))
 
     def close(self, peer_leaves: bool) -> None:
         """End all transfers; keep for a while what the peer may claim, unless it leaves the cluster."""
@@ -407,26 +404,23 @@ class ValueTraffic:
         if objref is None:
             self._exchange.out.add("withdrawn", number)
             return
-        self._wanted[objref] = number
-        self._tables.spreads.ask(objref, self._exchange)
+        self._tables.spreads.ask(objref, Fetch(self._exchange, number))
 
     def on_copy(self, message: Any) -> None:
         """Record that the peer has a copy, and offers it to others."""
-        objref = None if self.values is None else self.values.kept_object(message.number)
-        if objref is not None:
-            self._tables.spreads.received(objref, self._exchange, message.offered)
+        self._tables.spreads.received(Fetch(self._exchange, message.number), message.offered)
 
-    def send_from(self, objref: int, senders: tuple[Sender, ...]) -> None:
+    def send_from(self, number: int, senders: tuple[Sender, ...]) -> None:
         """Name to the peer the nodes that send it the value that it wants."""
-        number = self._wanted.get(objref)
-        ref = self._exchange.references.exported_ref(objref)
-        if number is None or ref is None or self.values is None:
+        objref = None if self.values is None else self.values.kept_object(number)
+        ref = None if objref is None else self._exchange.references.exported_ref(objref)
+        if objref is None or ref is None:
             return
         message = _Senders(number=number)
         for sender in senders:
-            peer: Any = sender.peer  # a stream
-            if peer is not None and peer.traffic.values is not None:
-                message.holder.add(address=peer.traffic.values.address, offered=sender.number)
+            copy: Any = sender.peer  # a fetch that has ended
+            if copy is not None and copy.stream.traffic.values is not None:
+                message.holder.add(address=copy.stream.traffic.values.address, offered=sender.number)
         if not message.holder:
             source = self.remote.find(objref)
             is_elsewhere = source is not None and remote.is_missing(self._client, ref)
@@ -512,9 +506,8 @@ class ValueTraffic:
 
     def on_answer(self, number: int, again: bool) -> None:
         """Handle the answer to an offer: the peer has taken the value, or requests it in pieces."""
-        objref = self.values.kept_object(number) if self.values is not None and again else None
-        if objref is not None:  # the value comes in pieces: its receiver offers no copy
-            self._tables.spreads.received(objref, self._exchange, 0)
+        if again:  # the value comes in pieces: its receiver offers no copy
+            self._tables.spreads.received(Fetch(self._exchange, number), 0)
         offer = self.values.answered(number) if self.values is not None else None
         if offer is not None and again:
             self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
