@@ -2,6 +2,7 @@
 
 import pytest
 
+from fastrt._core.memory import clients
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
 from fastrt._core.tasks import admission, submission, tasks
@@ -212,3 +213,48 @@ def test_sleeper_is_woken_by_news(node, client, function, demand):
     admission.admit(client, *admission.take_held(client)[0])
     end(client, next_task(client))
     assert fsck.fsck(client) == []
+
+
+def test_watch_returns_the_tasks_that_have_moved_and_no_others(client, function, demand):
+    refs = [submit(client, function, demand, k) for k in range(200)]
+    held = admission.take_held(client)
+    watch = admission.Watch(client)
+    for task in held:
+        watch.add((*task, "tag"))
+    assert [(task, state) for task, state, _ in watch.moved()] == [((*task, "tag"), admission.WAITING) for task in held]
+    for task in held:
+        assert admission.admit(client, *task)
+    assert {state for _, state, _ in watch.moved()} == {admission.QUEUED}
+    assert watch.moved() == []
+    task = next_task(client)
+    moved = ((*held[0], "tag"), admission.RUNNING, client.index)
+    assert watch.moved() == [moved]
+    assert watch.moved() == []  # this client is no worker
+    end(client, task)
+    for _ in range(2):  # until it is removed
+        assert watch.moved() == [((*held[0], "tag"), admission.GONE, 0)]
+    for task in held[:150]:
+        watch.remove((*task, "tag"))
+    watch.remove((*held[0], "tag"))
+    assert (len(watch), watch.moved()) == (50, [])
+    watch.add((*held[150], "tag"))  # it is watched already: it is returned once more
+    assert watch.moved() == [((*held[150], "tag"), admission.QUEUED, 0)]
+    while (task := next_task(client)) != tasks.NO_TASK:
+        end(client, task)
+    assert [task for task, _, _ in watch.moved()] == [(*task, "tag") for task in held[150:]]
+    assert len(refs) == 200
+
+
+def test_watch_always_returns_the_tasks_that_workers_run(node, client, function, demand):
+    """A worker begins to sleep, and ends to, without a change of its task's record."""
+    ref = submit(client, function, demand, 1)
+    (held,) = admission.take_held(client)
+    admission.admit(client, *held)
+    worker = node.attach(clients.KIND_WORKER)
+    task = next_task(worker)
+    watch = admission.Watch(client)
+    watch.add(held)
+    for _ in range(3):
+        assert watch.moved() == [(held, admission.RUNNING, worker.index)]
+    end(worker, task, 5)
+    assert handles.read_scalar(client, ref, None) == 5

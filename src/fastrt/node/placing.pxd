@@ -47,6 +47,7 @@ cdef class Placing:
     cdef public dict _entries
     cdef public dict _placed
     cdef public dict placed_actors
+    cdef public dict followed
     cdef public list _ordered
     cdef public int64_t tasks_here
     cdef public dict _lines

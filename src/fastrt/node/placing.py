@@ -84,12 +84,12 @@ class Placing:
     Attributes:
         pending_groups: placement groups created here that are not fully reserved yet: their tasks wait.
         gone_groups: groups created here whose tasks can never run, with the reason.
-        node, name, total, labels: as given; `name` is set once it is known.
-        used: parts in use here.
+        node, name, total, labels: as given; `name` is set once it is known. `used`: parts in use here.
         stirred_groups: placement groups with a bundle that has moved, in order; `groups` takes them out.
         changes, growth: how often free resources have changed, and how often they may have grown.
         waiting_actors: generations of the waiting actors and bundles, by the index of their record.
         placed_actors, tasks_here: the actors and bundles that do not wait; how many tasks are admitted here.
+        followed: whose moves the caller shall report by `moved` from now on (True), and not any more (False).
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: sizes of large objects that other nodes have copies of, by object number and node.
         devices: those of the node.
@@ -109,6 +109,7 @@ class Placing:
         self._entries: dict[Key, _Entry] = {}
         self._placed: dict[_Entry, Key] = {}  # all that do not wait
         self.placed_actors: dict[_Entry, Key] = {}
+        self.followed: dict[Key, bool] = {}
         self._ordered: list[_Entry] = []  # also some that are not any more
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._gone_groups: set[str] = set()
@@ -206,11 +207,9 @@ class Placing:
                 self._others.ended(entry.there, now)
             self._leave(entry, GONE)
             self._stop_waiting(entry)
-        elif entry.place == ORDERED and place == WAITING:
-            if now - entry.since > _ORDER_S:
+        elif place == WAITING:  # `wait` reports it, unless its order was lost
+            if entry.place == ORDERED and now - entry.since > _ORDER_S:
                 self.wait(key, entry.demand, now)
-        elif place == WAITING:
-            return  # `wait` reports it
         elif place == ELSEWHERE:
             if entry.place == ORDERED:
                 entry.place = ELSEWHERE
@@ -280,7 +279,7 @@ class Placing:
         return len(taken) == len(demands)
 
     def placed(self) -> list[Key]:
-        """The tasks, actors and bundles whose moves the caller should report by `moved`."""
+        """The tasks, actors and bundles that do not wait."""
         return list(self._placed.values())
 
     def demand(self) -> list[DemandRow]:
@@ -534,25 +533,25 @@ class Placing:
         if entry.place != WAITING:
             self.changes += 1
             self.growth += 1
+            del self._placed[entry]
+            self.placed_actors.pop(entry, None)
+            self.followed[entry.key] = False
         if entry.place in (ORDERED, ELSEWHERE):
             self._others.charge(entry.there, entry.amounts, -1, entry.is_spread)
-        else:
-            if entry.place != WAITING:
-                self._spread_here -= entry.is_spread
-                self.tasks_here -= entry.workers
-            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
+        elif entry.place != WAITING:
+            self._spread_here -= entry.is_spread
+            self.tasks_here -= entry.workers
+            if self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         if self._has_devices:
             self.devices.give(entry.key)
         entry.place = place
-        self._placed.pop(entry, None)
-        if not entry.workers:
-            self.placed_actors.pop(entry, None)
         self._stir(entry)
 
     def _keep(self, entry: _Entry) -> None:
         self._placed[entry] = entry.key
+        self.followed[entry.key] = True
         if not entry.workers:
             self.placed_actors[entry] = entry.key
 

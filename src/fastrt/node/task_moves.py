@@ -24,6 +24,7 @@ class TaskMoves:
     ) -> None:
         self._client, self._placing = client, placing
         self._runs_here, self._is_blocked = runs_here, is_blocked
+        self._watch: admission.Watch[TaskKey] = admission.Watch(client)
 
     def states(self, tasks: list[TaskKey]) -> list[tuple[int, int]]:
         """Return the state of each task, and the client that has claimed it."""
@@ -40,7 +41,10 @@ class TaskMoves:
         return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
     def report(self, now: float) -> None:
-        """Report where all placed tasks are."""
-        tasks = [key for key in self._placing.placed() if isinstance(key, TaskKey)]
-        for task, (state, client) in zip(tasks, self.states(tasks), strict=True):
+        """Report the placed tasks that have moved, and those that workers run: they may sleep now."""
+        followed, self._placing.followed = self._placing.followed, {}
+        for key, is_placed in followed.items():
+            if isinstance(key, TaskKey):
+                (self._watch.add if is_placed else self._watch.remove)(key)
+        for task, state, client in self._watch.moved():
             self._placing.moved(task, self.place_of(state, client), now)

@@ -1,6 +1,8 @@
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastrt._core.memory.clients import Client
+
+_Task = TypeVar("_Task", bound=tuple[Any, ...])
 
 DEMAND: int
 GONE: int
@@ -8,6 +10,13 @@ WAITING: int
 QUEUED: int
 RUNNING: int
 BLOCKED: int
+
+class Watch(Generic[_Task]):
+    def __init__(self, client: Client) -> None: ...
+    def __len__(self) -> int: ...
+    def add(self, task: _Task) -> None: ...
+    def remove(self, task: _Task) -> None: ...
+    def moved(self) -> list[tuple[_Task, int, int]]: ...
 
 def named(client: Client, t: int, id: int) -> list[int]: ...
 def demand_of(client: Client, t: int, id: int) -> Any: ...

@@ -6,6 +6,7 @@ node daemon takes them off it, remembers them, and makes them READY one by one. 
 remembered are found by their words: the next daemon calls `take_over`.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -18,7 +19,9 @@ from fastrt._core.tasks.tasks cimport task_start
 
 DEMAND = FRT_TASK_DEMAND
 # Where a task is, for `states`.
-GONE, WAITING, QUEUED, RUNNING, BLOCKED = 0, 1, 2, 3, 4
+cdef enum:
+    _GONE, _WAITING, _QUEUED, _RUNNING, _BLOCKED
+GONE, WAITING, QUEUED, RUNNING, BLOCKED = _GONE, _WAITING, _QUEUED, _RUNNING, _BLOCKED
 
 
 def demand_of(Client client, uint32_t t, uint64_t id):
@@ -106,29 +109,131 @@ def states(Client client, list tasks):
         (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted; RUNNING and BLOCKED:
         `client` has claimed it, and runs it or has forwarded it to another node.
     """
-    cdef frt_ctx *x = &client.x
-    cdef uint32_t t
-    cdef uint64_t id, word
+    cdef uint64_t word = 0
     cdef int state
     cdef list found = []
     client.ensure()
     for t, id in tasks:
-        state = FRT_TASK_EMPTY
-        word = 0
-        if t < frt_tasks(x):
-            word = a64_load_acq(x.task_words + t)
-            state = frt_word_state(word)
-        # An ending task drops its counts before it gives its record back.
-        if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
-                not x.tasks[t].flags & FRT_TASK_COUNTED:
-            found.append((0, 0))
-        elif state == FRT_TASK_WAITING:
-            found.append((1, 0))
-        elif state == FRT_TASK_READY:
-            found.append((2, 0))
-        else:
-            found.append((4 if state == FRT_TASK_BLOCKED else 3, frt_word_client(word)))
+        state = _where(&client.x, t, id, &word)
+        found.append((state, frt_word_client(word) if state >= _RUNNING else 0))
     return found
+
+
+cdef int _where(frt_ctx *x, uint32_t t, uint64_t id, uint64_t *word) noexcept nogil:
+    """Return where a task is, as `states`, and its record's word."""
+    cdef int state
+    if t >= frt_tasks(x):
+        return _GONE
+    word[0] = a64_load_acq(x.task_words + t)
+    state = frt_word_state(word[0])
+    # An ending task drops its counts before it gives its record back.
+    if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
+            not x.tasks[t].flags & FRT_TASK_COUNTED:
+        return _GONE
+    if state == FRT_TASK_WAITING:
+        return _WAITING
+    if state == FRT_TASK_READY:
+        return _QUEUED
+    return _BLOCKED if state == FRT_TASK_BLOCKED else _RUNNING
+
+
+cdef struct _Row:
+    uint64_t id
+    uint64_t word  # of the record at the last look; 0: not looked at yet
+    uint32_t t  # FRT_NONE: the task is not watched any more
+
+
+cdef class Watch:
+    """The tasks that the daemon has placed: finds those that have moved. Each other one costs a look at its record.
+
+    Args:
+        client: an attachment to the session.
+    """
+    cdef Client _client
+    cdef dict _at  # by task: its row
+    cdef list _tasks  # of the rows, in the order in which they were added
+    cdef _Row *_rows
+    cdef Py_ssize_t _room
+
+    def __init__(self, Client client):
+        self._client = client
+        self._at = {}
+        self._tasks = []
+
+    def __dealloc__(self):
+        free(self._rows)
+
+    def __len__(self):
+        return len(self._at)
+
+    def add(self, task):
+        """Watch a task: a tuple that begins with its index and its id. The next `moved` returns it."""
+        cdef Py_ssize_t k = self._at.setdefault(task, len(self._tasks))
+        cdef _Row *rows
+        if k == len(self._tasks):
+            if k == self._room:
+                rows = <_Row *>realloc(self._rows, (2 * k + 64) * sizeof(_Row))
+                if rows == NULL:
+                    del self._at[task]
+                    raise MemoryError
+                self._rows, self._room = rows, 2 * k + 64
+            self._tasks.append(task)
+        self._rows[k].t, self._rows[k].id, self._rows[k].word = task[0], task[1], 0
+
+    def remove(self, task):
+        """Do not watch a task any more, if it is watched."""
+        cdef Py_ssize_t k = self._at.pop(task, -1)
+        if k >= 0:
+            self._rows[k].t = FRT_NONE
+            self._tasks[k] = None
+            if len(self._tasks) > 2 * len(self._at) + 64:
+                self._close_gaps()
+
+    cdef _close_gaps(self):
+        cdef Py_ssize_t k, count = 0
+        for k in range(len(self._tasks)):
+            if self._rows[k].t != FRT_NONE:
+                self._rows[count] = self._rows[k]
+                self._tasks[count] = self._tasks[k]
+                self._at[self._tasks[count]] = count
+                count += 1
+        del self._tasks[count:]
+
+    def moved(self):
+        """Return (task, state, client) of each watched task that may have moved; see `states`.
+
+        These are the tasks whose records have changed since the last call, and each time all that wait or are gone, or
+        that a worker runs: it may have begun to sleep.
+        """
+        cdef frt_ctx *x = &self._client.x
+        cdef _Row *row
+        cdef uint64_t word
+        cdef uint32_t records = frt_tasks(x)
+        cdef int state
+        cdef Py_ssize_t k
+        cdef list found = []
+        self._client.ensure()
+        for k in range(len(self._tasks)):
+            row = self._rows + k
+            # A word has the generation of its record: the same one is of the same task.
+            if row.t == FRT_NONE or (row.t < records and a64_load_acq(x.task_words + row.t) == row.word and
+                                     _is_settled(x, row.word)):
+                continue
+            word = 0
+            state = _where(x, row.t, row.id, &word)
+            row.word = 0 if state == _GONE else word
+            found.append((self._tasks[k], state, frt_word_client(word) if state >= _RUNNING else 0))
+        return found
+
+
+cdef bint _is_settled(frt_ctx *x, uint64_t word) noexcept nogil:
+    """Return whether a task stays where it is as long as its record has this word."""
+    cdef int state = frt_word_state(word)
+    cdef uint32_t client = frt_word_client(word)
+    if state == FRT_TASK_READY:
+        return True
+    return FRT_TASK_READY < state <= FRT_TASK_BLOCKED and client < frt_clients(x) and \
+        x.clients[client].kind != FRT_KIND_WORKER
 
 
 def admit(Client client, uint32_t t, uint64_t id, uint32_t devices=0, bint first=False):
