@@ -298,3 +298,21 @@ def test_reference_made_by_hand_is_refused(client):
             handles.read(client, ref)
         with pytest.raises((TypeError, Exception), match=r"session that has ended|Ref|None"):
             handles.wait_all(client, [ref], 0.0, 0.0)
+
+
+def test_numbers_of_results_follow_the_id_of_their_task_also_at_the_end_of_a_range(node, client, function):
+    """Each client draws numbers from ranges of 65,536."""
+    last = handles.put_scalar(client, 1).objref
+    end = handles.put_scalar(node.attach(), 1).objref  # the first number of the range that follows
+    while last < end - 3:
+        last = handles.put_scalar(client, 1).objref
+    assert last == end - 3  # two numbers are left
+    refs = submission.submit(client, submission.TaskOptions(function, 2), ())
+    task = tasks.next_task(client, 0.0, 0.0)
+    info = tasks.info(client, task)
+    assert [ref.objref for ref in refs] == [info["id"] + 1, info["id"] + 2]
+    assert info["id"] > end
+    for k in range(2):
+        handles.result(client, task, k, 10, node.KIND).seal()
+    tasks.finish(client, task)
+    assert handles.put_scalar(client, 1).objref == info["id"] + 3

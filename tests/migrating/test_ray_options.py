@@ -85,7 +85,6 @@ def test_options_without_effect_are_taken(rt):
     plain = {"max_pending_calls": -1, "allow_out_of_order_execution": True, "enable_tensor_transport": None}
     actor = Restarting.options(**plain).remote()
     assert fastrt.get(actor.plain.options(name="a name", enable_task_events=False).remote()) == 2
-    assert fastrt.get(fastrt.put(3, _owner=actor)) == 3
 
 
 def test_order_of_calls_that_run_at_once_is_refused():

@@ -90,9 +90,11 @@ def test_calls_are_counted_by_method_also_when_the_actor_is_gone(rt, wait_until)
 
 def test_a_failure_is_kept_with_its_traceback(rt, wait_until):
     last = max((one.number for one in failures(limit=0)), default=0)
+    ref = fails.remote("broken")
     with pytest.raises(ValueError, match="broken"):
-        fastrt.get(fails.remote("broken"))
+        fastrt.get(ref)
     (found,) = failures(after=last)
+    assert found.result == ref.hex()
     assert (found.name, found.type, found.message, found.attempt) == ("fails", "ValueError", "broken", 1)
     assert "raise ValueError(text)" in found.traceback
     assert not found.retried
@@ -125,7 +127,7 @@ def test_a_crash_is_kept_and_counted(rt, wait_until):
     wait_until(lambda: outcomes()["dies"].crashed == 1, "the count")
 
 
-def test_lists_show_failed_tasks_newest_first(rt):
+def test_lists_show_failed_tasks_newest_first(rt, wait_until):
     for text in ("one", "two"):
         with pytest.raises(ValueError, match=text):
             fastrt.get(fails.remote(text))
@@ -141,6 +143,15 @@ def test_lists_show_failed_tasks_newest_first(rt):
     ended = state.list_tasks(filters=[("state", "=", "FAILED"), ("name", "=", "fails")])
     assert {one.error_type for one in ended} == {"TASK_EXECUTION_EXCEPTION"}
     assert (ended[0].error_message, ended[0].state) == ("ValueError: two", "FAILED")
+    first, _ = refs = fails.options(num_returns=2).remote("three")
+    with pytest.raises(ValueError, match="three"):
+        fastrt.get(refs)
+    assert fails.options(num_returns=0).remote("four") is None
+    wait_until(lambda: failures()[-1].message == "four", "the failure of the task without results")
+    assert [one.result for one in failures(limit=2)] == [first.hex(), ""]
+    found = state.get_task(first)
+    assert (found.task_id, found.error_message) == (first.task_id(), "ValueError: three")
+    assert state.get_task(failures()[-1].task_id).error_message == "ValueError: four"
 
 
 def test_the_ring_keeps_the_last_failures_and_cuts_long_texts(rt):

@@ -45,6 +45,20 @@ def test_calls_of_a_bound_actor_run_in_the_order_in_which_they_were_bound(rt):
     assert fastrt.get(log.execute().read.remote()) == ["a"]
 
 
+def test_nodes_say_what_they_stand_for():
+    inner = plus.bind(1)
+    node = plus.options(name="sum", max_retries=2).bind(inner, b={"x": inner})
+    assert (node.get_args(), node.get_kwargs()) == ((inner,), {"b": {"x": inner}})
+    assert node.get_options() == {"name": "sum", "max_retries": 2}
+    assert (inner.get_options(), InputNode().get_options()) == ({}, {})
+    log = Log.options(name="log", max_pending_calls=10).bind("a")
+    assert log.get_options() == {"name": "log", "max_pending_calls": 10}
+    assert log.add.options(name="adds").bind("b").get_options() == {"name": "adds"}
+    for name in ("bind", "remote"):
+        with pytest.raises(AttributeError, match=f"has no '{name}'"):
+            getattr(log, name)
+
+
 def test_input_is_the_argument_or_parts_of_it(rt):
     with InputNode() as given:
         whole, parts = plus.bind(given, b=given), plus.bind(given["x"], given["y"])

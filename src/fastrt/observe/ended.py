@@ -49,6 +49,7 @@ class Failure:
         number: of the failure in this session, from 1; pass the last one as `after` for newer ones.
         time: seconds since the epoch.
         task_id: as in `list_tasks`.
+        result: the number of the task's first result, 16 hex digits; "": it has none.
         name: of the task.
         actor: the actor's id; None: it is no call.
         type: the exception's class, such as "ValueError" or "WorkerCrashedError".
@@ -65,6 +66,7 @@ class Failure:
     number: int
     time: float
     task_id: str
+    result: str
     name: str
     actor: int | None
     type: str
@@ -127,6 +129,7 @@ def failures(store: Store, *, after: int | None = None, limit: int = 100) -> lis
     return [
         Failure(
             row["number"], row["time_ns"] / 1e9, f"{row['id']:016x}",
+            f"{row['result']:016x}" if row["result"] else "",
             row["name"] or _name_of_ended(names, row["function"][0], row["function"][1], row["actor"], ""),
             row["actor"], row["type"],
             row["message"], row["traceback"], row["attempt"], row["retries"], row["retried"], row["mended"],

@@ -294,7 +294,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "failures": (
         "task_id", "name", "state", "pid", "actor", "attempt", "max_retries", "type", "message", "traceback", "retried",
-        "mended", "signal", "time", "number",
+        "mended", "signal", "time", "number", "result",
     ),
     "workers": (
         "pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "cpu_s", "rss",

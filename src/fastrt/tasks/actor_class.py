@@ -106,6 +106,11 @@ class ActorClass(Generic[P, Handle]):
             why = "has coroutine methods" if is_async else f"has max_concurrency={many}"
             raise ValueError(f"allow_out_of_order_execution=False: {self.cls.__name__} {why}, so its calls run at once")
 
+    @property
+    def given_options(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name."""
+        return {name: value for name, value in self._options.items() if value != _DEFAULTS[name]}
+
     def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
         """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
 
@@ -135,8 +140,7 @@ class ActorClass(Generic[P, Handle]):
         self._constructor.check(args, kwargs)
         other = engines.current()
         if other is not None:
-            changed = {name: value for name, value in self._options.items() if value != _DEFAULTS[name]}
-            handle: ActorHandle = other.create(self, changed, args, kwargs)
+            handle: ActorHandle = other.create(self, self.given_options, args, kwargs)
             return handle
         named = self._options["name"], self._options["namespace"]
         if self._options["get_if_exists"]:

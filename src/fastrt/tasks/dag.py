@@ -35,6 +35,18 @@ class DAGNode:
         given = args[0] if len(args) == 1 and not kwargs else DAGInputData(args, kwargs)
         return self.run({}, given)
 
+    def get_args(self) -> tuple[Any, ...]:
+        """Return the positional arguments, nodes as nodes."""
+        return self._args
+
+    def get_kwargs(self) -> dict[str, Any]:
+        """Return a copy of the arguments by name, nodes as nodes."""
+        return dict(self._kwargs)
+
+    def get_options(self) -> dict[str, Any]:
+        """Return the options that were given for the call."""
+        return {}
+
     def run(self, ran: _Ran, given: Any) -> Any:
         """Return the node's result in one execution; the first request submits it."""
         if id(self) not in ran:
@@ -77,12 +89,16 @@ class FunctionNode(DAGNode):
     """A task. Made by `.bind(...)` of a remote function.
 
     Args:
-        target: has a method `remote`.
+        target: has a method `remote`, and `given_options`.
     """
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(args, kwargs)
         self._target = target
+
+    def get_options(self) -> dict[str, Any]:
+        """Return the options that were given for the function or the class."""
+        return dict(self._target.given_options)
 
     def submit(self, ran: _Ran, given: Any) -> Any:
         """Submit the task."""
@@ -98,8 +114,8 @@ class ClassNode(FunctionNode):
         self._calls: list[ClassMethodNode] = []
 
     def __getattr__(self, name: str) -> _Method:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name in ("bind", "remote"):
+            raise AttributeError(f"a node of a graph has no {name!r}: it stands for an actor that .execute() makes")
         return _Method(self, name, {})
 
     def bound(self, call: ClassMethodNode) -> int:
@@ -143,6 +159,10 @@ class ClassMethodNode(DAGNode):
         super().__init__(args, kwargs)
         self._actor, self._name, self._options = actor, name, options
         self._before = actor.bound(self)
+
+    def get_options(self) -> dict[str, Any]:
+        """Return the options that were given for the call."""
+        return dict(self._options)
 
     def submit(self, ran: _Ran, given: Any) -> Any:
         """Submit the call, after those that were bound before it."""

@@ -240,6 +240,11 @@ class RemoteFunction(Generic[P, R, Out]):
             )
         return options
 
+    @property
+    def given_options(self) -> dict[str, Any]:
+        """The options that were given, by name."""
+        return dict(self._settings.given)
+
     def _heir(self) -> RemoteFunction[..., Any, Any]:
         """Return the function as it is submitted here: it inherits the environment of this process."""
         here = runtime_env.current()

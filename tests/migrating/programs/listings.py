@@ -66,6 +66,8 @@ print(
 (node,) = list_nodes(filters=[("state", "=", "ALIVE")])
 print(node.resources_total["CPU"], get_node(node.node_id).node_id == ray.nodes()[0]["NodeID"], node.is_head_node)
 print(pid in [worker.pid for worker in list_workers(limit=1000)], [job.status for job in list_jobs()][:1])
+(worker,) = list_workers(detail=True, filters=[("pid", "=", pid)])
+print("age:", 0 < time.time() - worker["start_time_ms"] / 1000 < 60, worker["end_time_ms"])
 
 call = listed.stay.remote()
 running = [("state", "=", "RUNNING"), ("name", "=", "Listed.stay")]
@@ -98,6 +100,7 @@ ray.kill(listed)
 # [] False
 # 4.0 True True
 # True ['RUNNING']
+# age: True 0
 # True
 # Listed.stay ACTOR_TASK True 0
 # [('Listed.pid', True)]

@@ -26,6 +26,7 @@ cdef extern from *:
 cdef enum:
     TRIES = 16  # places that other processes are writing to
     TEXT_BYTES = sizeof(frt_failure) - 64
+    HAS_RESULTS = 2  # a flag, beside FRT_FAILURE_RETRIED
 
 MOST = FRT_FAILURES
 _LIMITS = (200, 200, 1024, TEXT_BYTES, 200)  # bytes of each text; the traceback has what the others leave
@@ -66,6 +67,7 @@ cdef void _about_task(frt_ctx *x, uint32_t t, frt_failure *f) noexcept nogil:
     f.time = frt_wall_ns()
     f.id, f.function, f.method, f.actor = task.id, task.function, task.function_index, task.actor
     f.attempt, f.retries = task.attempts, task.retries
+    f.flags = HAS_RESULTS if task.nreturns else 0
 
 
 cdef bint _is_kept(frt_ctx *x, uint64_t id, uint8_t attempt) noexcept nogil:
@@ -92,7 +94,8 @@ cdef void failure_crashed(frt_ctx *x, uint32_t v, uint32_t t, const char *type, 
     if f == NULL:
         return
     _about_task(x, t, f)
-    f.pid, f.signal, f.flags = x.clients[v].pid, <uint8_t>signal, FRT_FAILURE_RETRIED if retried else 0
+    f.pid, f.signal = x.clients[v].pid, <uint8_t>signal
+    f.flags |= FRT_FAILURE_RETRIED if retried else 0
     to = f.text
     name = NULL if f.actor else functions_name(x, f.function)
     if name != NULL:
@@ -183,7 +186,8 @@ def keep(Client client, uint32_t t, texts, int pid, uint8_t signal=0, bint retri
     memset(&made, 0, sizeof(made))
     _fill(&made, texts)
     _about_task(x, t, &made)
-    made.pid, made.signal, made.flags = pid, signal, FRT_FAILURE_RETRIED if retried else 0
+    made.pid, made.signal = pid, signal
+    made.flags |= FRT_FAILURE_RETRIED if retried else 0
     f = _begin(x, &number)
     if f == NULL:
         return False
@@ -209,7 +213,8 @@ cdef object _row(frt_ctx *x, uint32_t place, uint64_t number):
         texts.append(f.text[at:at + f.lengths[k]].decode("utf-8", "replace"))
         at += f.lengths[k]
     return {
-        "number": number, "time_ns": f.time, "id": f.id, "function": (f.function, f.method),
+        "number": number, "time_ns": f.time, "id": f.id, "result": f.id + 1 if f.flags & HAS_RESULTS else 0,
+        "function": (f.function, f.method),
         "actor": f.actor - 1 if f.actor else None, "pid": f.pid, "attempt": f.attempt, "retries": f.retries,
         "signal": f.signal, "retried": f.flags & FRT_FAILURE_RETRIED != 0,
         "mended": frt_word_state(word) == <int>FRT_FAILURE_MENDED, "name": texts[0], "type": texts[1],
@@ -224,7 +229,8 @@ def read(Client client, object after=None, uint32_t limit=0):
         after: only those of larger numbers; None: the newest.
         limit: the largest number of them; 0: all.
     Returns:
-        Dicts: number, time_ns (of the system's clock), id of the task, function (as in `inspect.tasks`), actor (index
+        Dicts: number, time_ns (of the system's clock), id of the task, result (the number of its first result; 0: it
+        has none), function (as in `inspect.tasks`), actor (index
         or None), pid, attempt, retries, signal, retried, mended, name, type, message, traceback, node.
     """
     cdef frt_ctx *x = &client.x

@@ -184,17 +184,24 @@ cdef object _submit(Client client, TaskOptions options, uint16_t kind, const cha
         if stream is not None:
             refs.append(stream)
             flags |= FRT_TASK_STREAM
-    if actor != NULL:
-        t = task_fill(client, client_new_objref(x), actor.function, options.method, kind, args, nbytes, refs, nreturns,
-                      options.retries, flags)
-        x.tasks[t].caller = <uint16_t>x.me
-        a32_store_rel(&x.tasks[t].actor, <uint32_t>(actor - x.actors) + 1)
-    else:
-        if options.priority:
+    frt_threads_take(x)  # the numbers of a task and of its results follow each other: a failure need not name them
+    try:
+        if x.end_objref - x.next_objref <= nreturns:
+            x.next_objref = x.end_objref  # they all come from the next range
+        if actor != NULL:
+            t = task_fill(client, client_new_objref(x), actor.function, options.method, kind, args, nbytes, refs,
+                          nreturns, options.retries, flags)
+        elif options.priority:
             t = _fill_ranked(client, options, kind, args, nbytes, refs, flags)
         else:
             t = task_fill(client, client_new_objref(x), options.target.objref, options.target.index, kind, args, nbytes,
                           refs, nreturns, options.retries, flags)
+    finally:
+        frt_threads_give(x)
+    if actor != NULL:
+        x.tasks[t].caller = <uint16_t>x.me
+        a32_store_rel(&x.tasks[t].actor, <uint32_t>(actor - x.actors) + 1)
+    else:
         x.tasks[t].hops = options.hops
     slots = task_slots(x, t)
     # The results' indexes are read before the commit: a fast worker may end the task before we look again.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastrt._core.memory import clients
@@ -169,10 +170,9 @@ def get_task(id: str | ObjectRef, address: str | None = None, timeout: int = _TI
     """
     wanted = TaskID.widened(id.task_id() if isinstance(id, ObjectRef) else id)
     result = id.hex() if isinstance(id, ObjectRef) else wanted.hex()[:16]
-    task_id = TaskID.widened(f"{max(int(result, 16) - 1, 0):016x}")  # of its record: drawn before the results
     for row in list_tasks(limit=0, timeout=timeout):
-        if row.task_id == wanted or (row.state == "FAILED" and row.task_id == task_id):
-            return replace(row, task_id=wanted.hex())
+        if row.task_id == wanted:
+            return row
     for about in rows_of("objects", limit=1, all_nodes=True, timeout=timeout, object_id=result, what="result"):
         if about["state"] != "pending":
             state = "FAILED" if about["error"] else "FINISHED"
@@ -297,7 +297,7 @@ def _failed(row: dict[str, Any], job_id: str | None) -> TaskState:
     name = inner_name(row["name"])
     kind = _ERRORS.get(row["type"], "TASK_EXECUTION_EXCEPTION")
     return TaskState(
-        TaskID.widened(row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
+        TaskID.widened(row["result"] or row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
         "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, job_id=job_id, node_id=_node_of(row),
         worker_pid=row["pid"], error_type=kind, error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
@@ -318,6 +318,7 @@ def _workers() -> list[WorkerState]:
     session, ip = store.client.segment.session, get_node_ip_address()
     kinds = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
     node = NodeID.widened(session).hex()
+    booted_s, ticks = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
     return [
         WorkerState(
             WorkerID.widened(f"{session}{row['client']:04x}{row['gen']:08x}").hex(),
@@ -326,6 +327,8 @@ def _workers() -> list[WorkerState]:
             node,
             ip,
             row["pid"],
+            start_time_ms=int((booted_s + row["start_time"] / ticks) * 1000),
+            end_time_ms=0,
         )
         for row in clients.table(store.client.segment)
         if row["kind"] in kinds
