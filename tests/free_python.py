@@ -27,7 +27,8 @@ def main() -> None:
     words.add_argument("--thread-sanitizer", action="store_true", help="with ThreadSanitizer, for tests")
     given = words.parse_args()
     folder = given.folder.resolve()
-    folder.mkdir(parents=True)
+    if folder.exists():
+        words.error(f"{folder} exists already")
     options = ["--disable-gil", "--disable-test-modules", *["--with-thread-sanitizer"] * given.thread_sanitizer]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     # The interpreter itself runs during the build; what is reported of it is not ours.
