@@ -14,6 +14,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
 import threading
@@ -301,6 +302,14 @@ def leaves_nothing(what: str) -> Iterator[None]:
         lines = "\n  ".join(map(described, left))
         kill(int(thing.split()[1]) for thing in left if thing.startswith("process "))
         pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  {lines}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_gil_where_python_has_none() -> Iterator[None]:
+    """No module that a test has imported turns the GIL on: all declare themselves ready."""
+    yield
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert not sys._is_gil_enabled()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -222,6 +222,15 @@ def nothing_reports_unread_errors() -> Iterator[None]:
 
 
 @pytest.fixture
+def frequent_turns() -> Iterator[None]:
+    """Have threads that take turns do so as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def node(make_node: Callable[..., Node]) -> Node:
     return make_node()
 

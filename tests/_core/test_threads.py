@@ -2,12 +2,9 @@
 
 import os
 import random
-import sys
-import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -22,23 +19,6 @@ from support.threads import together
 THREADS = 4
 ROUNDS = 20_000
 HELD = 50  # values that a thread keeps at a time
-
-
-@pytest.fixture(autouse=True)
-def no_gil_where_python_has_none() -> Iterator[None]:
-    """No module that a test has imported turns the GIL on: all declare themselves ready."""
-    yield
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        assert not sys._is_gil_enabled()
-
-
-@pytest.fixture
-def frequent_turns() -> Iterator[None]:
-    """Have threads that take turns do so as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def in_threads(work: Callable[[int], object], count: int = THREADS) -> None:
@@ -212,11 +192,3 @@ def test_a_client_that_closes_beside_puts_keeps_its_slot_until_its_process_ends(
     assert fsck.fsck(node.client) == []
     node.bury(peer)
     assert fsck.usage(node.client)["objects"] == 0
-
-
-@pytest.mark.parametrize("package", ["memory", "objects", "tasks", "repair"])
-def test_modules_that_sessions_of_one_node_load_say_that_they_need_no_gil(package):
-    """One that does not would turn it on for all threads; see docs/adr/0010-free-threading.md."""
-    folder = Path(__file__).parents[2] / "src/fastrt/_core" / package
-    silent = [path.name for path in folder.glob("*.pyx") if "freethreading_compatible=True" not in path.read_text()]
-    assert silent == []

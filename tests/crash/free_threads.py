@@ -16,7 +16,7 @@ from pathlib import Path
 import variant
 
 HERE = Path(__file__).resolve().parent
-TESTS = ["tests/_core/test_threads.py"]
+TESTS = ["tests/_core/test_threads.py", "tests/_core/test_threads_apart.py"]
 SESSIONS = ["tests/tasks/test_threads.py"]  # too slow with ThreadSanitizer: processes are started
 
 

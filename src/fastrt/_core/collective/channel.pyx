@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Messages from one rank to another of the same node, through a ring of bytes with one writer and one reader.
 
 A message is a head {bytes, tag} and its bytes. It may be larger than the ring: sender and receiver then work at the
@@ -10,11 +10,11 @@ wait.
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, StaleReferenceError
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastrt._core.collective.groups cimport *
-from fastrt._core.memory.layout cimport a32_load_sc, a64_load_acq, a64_store_sc
+from fastrt._core.memory.layout cimport a32_load_sc, a32_store_sc, a64_load_acq, a64_store_sc
 
 cdef struct frt_message:
     uint64_t nbytes
@@ -31,11 +31,20 @@ cdef class Channels:
     """
     cdef GroupMemory memory
     cdef dict aside  # source -> [(tag, bytes)], in order of arrival
-    cdef public bint closed
+    cdef uint32_t is_closed  # another thread may set it
 
     def __cinit__(self, GroupMemory memory):
         self.memory = memory
         self.aside = {}
+
+    @property
+    def closed(self):
+        """Whether the group is destroyed: nothing is sent or received any more."""
+        return a32_load_sc(&self.is_closed) != 0
+
+    @closed.setter
+    def closed(self, bint closed):
+        a32_store_sc(&self.is_closed, closed)
 
     cdef int _move(self, frt_channel *c, int source, int target, char *at, uint64_t nbytes, bint out,
                    int64_t *deadline_ns) noexcept nogil:
@@ -174,7 +183,7 @@ cdef class Channels:
         return False
 
     cdef frt_channel *_channel(self, int source, int target) except NULL:
-        if self.closed:
+        if a32_load_sc(&self.is_closed):
             raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
         if not 0 <= source < self.memory.world_size or not 0 <= target < self.memory.world_size or source == target:
             raise ValueError(f"a message from rank {source} to rank {target} in a group of {self.memory.world_size}")

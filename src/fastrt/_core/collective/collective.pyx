@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Collective operations of the ranks of one node, over their shared memory. Each rank reads directly from all others.
 
 An operation works in rounds of one chunk. In each round a rank copies its part of the input into a staging buffer
@@ -29,7 +29,14 @@ from libc.string cimport memcpy, memset
 from fastrt._core.collective.groups cimport *
 from fastrt._core.collective.operands cimport BYTES_DTYPE, Held, hold
 from fastrt._core.collective.reduce cimport *
-from fastrt._core.memory.layout cimport a32_load_sc, a64_cas_sc, a64_load_acq, a64_load_sc, a64_store_sc, a_fence_sc
+from fastrt._core.memory.layout cimport (
+    a32_load_sc, a32_store_sc, a64_cas_sc, a64_load_acq, a64_load_rlx, a64_load_sc, a64_store_rlx, a64_store_sc,
+    a_fence_sc,
+)
+
+cdef extern from "turn.h":
+    bint frt_turn_enter(uint32_t *) noexcept
+    void frt_turn_leave(uint32_t *) noexcept
 
 cdef enum:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST, SCATTER, ALL_TO_ALL, BARRIER, SHARED, KINDS
@@ -85,17 +92,34 @@ cdef class Collective:
     cdef GroupMemory memory
     cdef readonly int rank
     cdef readonly int world_size
-    cdef uint64_t seq
+    cdef uint64_t begun  # operations; their numbers begin with 1
     cdef double default_timeout
-    cdef bint inside
-    cdef public bint closed
-    cdef public int queued
+    cdef uint32_t inside  # a thread is in an operation
+    cdef uint32_t is_closed
+    cdef uint32_t queued_count
 
     def __cinit__(self, GroupMemory memory, double timeout, *_, **__):
         self.memory = memory
         self.rank, self.world_size = memory.rank, memory.world_size
         self.default_timeout = timeout
-        self.seq = 0
+
+    @property
+    def closed(self):
+        """Whether the group is destroyed: no operation is possible any more."""
+        return a32_load_sc(&self.is_closed) != 0
+
+    @closed.setter
+    def closed(self, bint closed):
+        a32_store_sc(&self.is_closed, closed)
+
+    @property
+    def queued(self):
+        """How many operations run in the background, or wait for that."""
+        return a32_load_sc(&self.queued_count)
+
+    @queued.setter
+    def queued(self, uint32_t count):
+        a32_store_sc(&self.queued_count, count)
 
     # ---- methods that a subclass may override ----
 
@@ -132,7 +156,7 @@ cdef class Collective:
             CollectiveMismatch: ranks run different operations.
             PeerDied: a rank's process has ended.
         """
-        if async_op or self.queued:
+        if async_op or a32_load_sc(&self.queued_count):
             return self.later(async_op, self.perform, "barrier", None, None, 0, "sum", timeout)
         self.run(BARRIER, 0, 0, None, None, self.default_timeout if timeout is None else timeout)
 
@@ -153,7 +177,7 @@ cdef class Collective:
             CollectiveMismatch: ranks run different operations.
             PeerDied: a rank's process has ended.
         """
-        if async_op or self.queued:
+        if async_op or a32_load_sc(&self.queued_count):
             return self.later(async_op, self.perform, "all_reduce", array, out, 0, op, timeout)
         code = _op_codes.get(op)
         if code is None:
@@ -188,18 +212,24 @@ cdef class Collective:
     @property
     def operations(self):
         """How many operations this rank has begun."""
-        return self.seq
+        return a64_load_rlx(&self.begun)
 
     # ---- one operation ----
 
     cdef int run(self, int kind, int reduction, int root, source, target, double timeout) except -1:
+        if a32_load_sc(&self.is_closed):
+            raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
+        if not frt_turn_enter(&self.inside):
+            raise RuntimeError("another thread is inside an operation of this group: use a group for each thread")
+        try:
+            return self._run(kind, reduction, root, source, target, timeout)
+        finally:
+            frt_turn_leave(&self.inside)
+
+    cdef int _run(self, int kind, int reduction, int root, source, target, double timeout) except -1:
         cdef frt_run r
         cdef Held given = None
         cdef Held taken = None
-        if self.closed:
-            raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
-        if self.inside:
-            raise RuntimeError("another thread is inside an operation of this group: use a group for each thread")
         memset(&r, 0, sizeof(r))
         r.kind, r.reduction, r.root = kind, reduction & ~AVERAGE, root
         r.divisor = self.world_size if reduction & AVERAGE else 1
@@ -216,11 +246,7 @@ cdef class Collective:
         if target is source and source is not None and given.view.readonly:
             raise ValueError("the array is read-only: pass another array as out=")
         self._describe(&r, given, taken)
-        self.inside = True
-        try:
-            return self._perform(&r)
-        finally:
-            self.inside = False
+        return self._perform(&r)
 
     cdef int _describe(self, frt_run *r, source, target) except -1:
         """Fill in the operation from the buffers; raise if they cannot fit, regardless of the other ranks."""
@@ -263,8 +289,8 @@ cdef class Collective:
 
     cdef int _perform(self, frt_run *r) except -1:
         cdef int rc
-        self.seq += 1
-        r.seq = self.seq
+        r.seq = a64_load_rlx(&self.begun) + 1
+        a64_store_rlx(&self.begun, r.seq)
         with nogil:
             rc = self._operate(r)
         if rc != WAIT_MET:

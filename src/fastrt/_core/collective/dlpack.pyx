@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Arrays of other libraries as buffers, through DLPack: in CPU memory, also of types that NumPy lacks (bfloat16).
 
 Source: the DLPack specification, `dlpack.h` 0.x (`DLManagedTensor`), which every producer offers by default.

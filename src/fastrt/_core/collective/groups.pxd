@@ -73,9 +73,9 @@ cdef class GroupMemory:
     cdef list results  # (offset, bytes) of shared results that some rank may still use
     cdef list returned  # (offset, bytes) of blocks that were dropped since the last allocation
     cdef bint crowded  # the node has more ranks than processors
-    cdef int64_t moved_ns  # when this process last moved to another processor
-    cdef int last_checked  # the rank whose process was checked last; all ranks take turns
-    cdef object raised  # the exception of WAIT_SIGNALLED
+    cdef uint64_t moved_ns  # when this process last moved to another processor
+    cdef uint32_t last_checked  # the rank whose process was checked last; all ranks take turns
+    cdef dict raised  # thread -> the exception of WAIT_SIGNALLED
 
     cdef char *staging(self, int rank, int parity, int step) noexcept nogil
     cdef frt_channel *channel(self, int source, int target) noexcept nogil

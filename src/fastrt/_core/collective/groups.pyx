@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The memory that the ranks of one node share: its mapping, its heap, and the waits of the ranks for one another.
 
 `include/group.h` describes the memory and names the writer of each field. A rank waits until a word of another rank
@@ -12,14 +12,16 @@ from bisect import insort
 from fastrt._core.memory.segment import start_time
 from fastrt.errors import AttachError, ObjectStoreFullError
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from fastrt._core.memory.layout cimport (
-    a32_add_sc, a32_cas_sc, a32_load_sc, a32_store_sc, a32_sub_sc, a64_load_acq, a64_load_sc, a_relax,
-    frt_futex_wait, frt_futex_wake, frt_now_ns,
+    a8_and_sc, a8_load_sc, a32_add_sc, a32_cas_sc, a32_load_rlx, a32_load_sc, a32_store_rlx, a32_store_sc, a32_sub_sc,
+    a64_load_acq, a64_load_rlx, a64_load_sc, a64_store_rlx, a_relax, frt_futex_wait, frt_futex_wake, frt_now_ns,
 )
 
 cdef extern from "Python.h":
@@ -165,6 +167,7 @@ cdef class GroupMemory:
         self.free = [(self.heap_begin, head.heap_bytes)]
         self.results = []
         self.returned = []
+        self.raised = {}
         self.crowded = world_size > len(os.sched_getaffinity(0))
         self.mine.pid, self.mine.start = os.getpid(), start_time(os.getpid())
         a32_store_sc(&self.mine.state, FRT_RANK_HERE)
@@ -182,7 +185,7 @@ cdef class GroupMemory:
 
     def has_left(self, int rank):
         """Whether a rank has left the group."""
-        return self.ranks[rank].state == FRT_RANK_LEFT
+        return a32_load_sc(&self.ranks[rank].state) == FRT_RANK_LEFT
 
     def is_gone(self, int rank):
         """Whether a rank's process has ended, or the rank has left."""
@@ -288,12 +291,13 @@ cdef class GroupMemory:
         cdef int here = sched_getcpu()
         a32_store_sc(&self.mine.processor, here + 1)
         if self.crowded or rank > self.rank or <int>a32_load_sc(&self.ranks[rank].processor) != here + 1 or \
-                now - self.moved_ns < MOVE_NS or sched_getaffinity(0, sizeof(allowed), &allowed) != 0:
+                now - <int64_t>a64_load_rlx(&self.moved_ns) < MOVE_NS or \
+                sched_getaffinity(0, sizeof(allowed), &allowed) != 0:
             return
         others = allowed
         CPU_CLR(here, &others)
         if CPU_COUNT(&others):
-            self.moved_ns = now
+            a64_store_rlx(&self.moved_ns, <uint64_t>now)
             sched_setaffinity(0, sizeof(others), &others)
             sched_setaffinity(0, sizeof(allowed), &allowed)
 
@@ -304,28 +308,30 @@ cdef class GroupMemory:
         late, and none for the one that is dead. (A rank that has left may have done its part in this operation.)
         """
         cdef frt_rank *other
+        cdef uint32_t next
         try:
             PyErr_CheckSignals()
             if self.is_gone(rank):
                 self.mark_dead(rank)
                 return WAIT_DEAD
-            self.last_checked = (self.last_checked + 1) % self.world_size
-            other = &self.ranks[self.last_checked]
+            next = (a32_load_rlx(&self.last_checked) + 1) % <uint32_t>self.world_size
+            a32_store_rlx(&self.last_checked, next)
+            other = &self.ranks[next]
             if of_all and a32_load_sc(&other.state) == FRT_RANK_HERE and start_time(other.pid) != other.start:
-                self.mark_dead(self.last_checked)
+                self.mark_dead(next)
                 return WAIT_DEAD
         except BaseException as e:
-            self.raised = e
+            self.raised[PyThread_get_thread_ident()] = e
             return WAIT_SIGNALLED
         return WAIT_MET
 
     def take_raised(self):
-        """Take the exception that ended a wait."""
-        raised, self.raised = self.raised, None
-        return raised
+        """Take the exception that ended a wait of this thread."""
+        return self.raised.pop(PyThread_get_thread_ident())
 
     # ---- the heap of this rank ----
 
+    @cython.critical_section
     def allocate(self, uint64_t nbytes, bint is_result=False):
         """Allocate a block of this rank's heap, with its memory, that all ranks can read in place.
 
@@ -354,7 +360,7 @@ cdef class GroupMemory:
             with nogil:
                 # Older kernels reject this request (EINVAL); pages then get memory at the first touch.
                 madvise(self.base + offset, room, MADV_POPULATE_WRITE)
-            self.present = offset + room
+            self.present = max(self.present, offset + room)  # another thread may have allocated behind this block
         cdef Block block = Block.__new__(Block)
         block.memory, block.nbytes, block.is_result = self, nbytes, is_result
         block.offset = offset + (PAGE if is_result else 0)
@@ -373,12 +379,21 @@ cdef class GroupMemory:
         """Free the blocks that were dropped, and the shared results that no rank uses any more."""
         cdef uint64_t offset
         cdef const uint8_t *held
+        cdef bint is_held
+        cdef int rank
         while self.returned:
-            self._release(*self.returned.pop())
+            try:
+                offset, size = self.returned.pop()
+            except IndexError:  # another thread has taken the last one
+                break
+            self._release(offset, size)
         kept = []
         for offset, size in self.results:
             held = <const uint8_t *>(self.base + offset)
-            if any(held[k] for k in range(self.world_size)):
+            is_held = False
+            for rank in range(self.world_size):
+                is_held |= a8_load_sc(held + rank) != 0
+            if is_held:
                 kept.append((offset, size))
             else:
                 self._release(offset, size)
@@ -395,8 +410,9 @@ cdef class GroupMemory:
     @property
     def used_bytes(self):
         """How many bytes of this rank's heap are allocated."""
-        self._collect()
-        return self.heap_bytes - sum(size for _, size in self.free)
+        with cython.critical_section(self):
+            self._collect()
+            return self.heap_bytes - sum(size for _, size in self.free)
 
 
 cdef class Block:
@@ -410,7 +426,7 @@ cdef class Block:
             return
         if self.is_result:
             # One byte per rank, so that a rank that dies leaves nothing half done.
-            (<uint8_t *>self.memory.base)[self.offset - PAGE + self.memory.rank] = 0
+            a8_and_sc(<uint8_t *>self.memory.base + self.offset - PAGE + self.memory.rank, 0)
         elif self.nbytes or self.offset:
             # Not into the list `free`: the garbage collector may call this in the middle of an allocation.
             self.memory.returned.append((self.offset, page_up(self.nbytes) or PAGE))

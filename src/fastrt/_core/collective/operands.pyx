@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The arrays of an operation: their memory, held while the operation lasts, and the type of their elements.
 
 This uses the buffer protocol, not NumPy's headers, so ctypes arrays, bytearrays and memory maps are accepted, too.

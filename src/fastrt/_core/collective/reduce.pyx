@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Vector kernels: sum, product, minimum, maximum and bitwise and/or of several buffers, element by element.
 
 The loops are C (include/reduce.h), in two versions: for any processor of the architecture, and with AVX2 if the
@@ -53,7 +53,8 @@ def reduce_buffers(str reduction, str dtype, out, list sources, uint32_t divisor
     cdef int held = 0, rc, k
     cdef int how = REDUCTIONS[reduction]
     cdef int code = DTYPES[dtype]
-    cdef int count = <int>len(sources)
+    cdef tuple held_sources = tuple(sources)  # another thread may change the list
+    cdef int count = <int>len(held_sources)
     cdef frt_reduce_fn run = frt_reduce_choose(0) if portable else _best
     if not 1 <= count <= SOURCES_MAX:
         raise ValueError(f"{count} sources; there must be 1 to {SOURCES_MAX}")
@@ -61,7 +62,7 @@ def reduce_buffers(str reduction, str dtype, out, list sources, uint32_t divisor
         PyObject_GetBuffer(out, &views[0], PyBUF_WRITABLE)
         held = 1
         for k in range(count):
-            PyObject_GetBuffer(sources[k], &views[k + 1], PyBUF_SIMPLE)
+            PyObject_GetBuffer(held_sources[k], &views[k + 1], PyBUF_SIMPLE)
             held += 1
             pointers[k] = views[k + 1].buf
             if views[k + 1].len != views[0].len or views[0].len % FRT_ITEM_BYTES[code]:

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Check a whole table of reference counts, save it, and load it again.
 
 The caller ensures that no thread changes the table meanwhile.

@@ -15,6 +15,13 @@ cdef extern from "pthread.h" nogil:
         pass
 
 
+cdef extern from "turn.h":
+    void frt_turn_take(pthread_mutex_t *) noexcept
+    void frt_turn_give(pthread_mutex_t *) noexcept
+    void frt_read_take(pthread_mutex_t *) noexcept
+    void frt_read_give(pthread_mutex_t *) noexcept
+
+
 cdef struct frt_contents:
     uint64_t count
     uint64_t refs[1]
@@ -60,6 +67,8 @@ cdef class RefTable:
     cpdef bint is_alive(self, uint64_t ref) except -1
     cpdef bint is_pending(self, uint64_t ref) except -1
     cpdef list members(self, uint64_t ref)
+    cdef copied(self, uint64_t first, bint are_targets)
+    cdef uint64_t read(self, const uint64_t *word) noexcept
     cdef int fail(self, int kind, uint64_t ref) except -1
     cdef int grow(self, uint64_t wanted) except -1
     cdef int add_forgotten(self) except -1
@@ -76,9 +85,28 @@ cdef class RefTable:
     cdef int contain_all(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil
     cdef int keep_contents(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n) noexcept nogil
     cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil
-    cdef list listed(self, uint64_t head)
+    cdef int checked(self, int failed, uint64_t ref) except -1
+    cdef list listed(self, int failed, uint64_t ref, uint64_t head, list found)
 
 
 cdef inline frt_ref *ref_at(RefTable table, uint64_t ref) noexcept nogil:
     """The fields of a reference, which must exist."""
     return &table.blocks[ref >> BLOCK_BITS][ref & ((1 << BLOCK_BITS) - 1)]
+
+
+cdef inline void enter(RefTable table) noexcept:
+    """Lock the table; release the GIL only if another thread holds the lock."""
+    frt_turn_take(&table.lock)
+
+
+cdef inline void leave(RefTable table) noexcept:
+    frt_turn_give(&table.lock)
+
+
+cdef inline void enter_read(RefTable table) noexcept:
+    """Lock the table for a few reads; where there is a GIL, it is enough."""
+    frt_read_take(&table.lock)
+
+
+cdef inline void leave_read(RefTable table) noexcept:
+    frt_read_give(&table.lock)

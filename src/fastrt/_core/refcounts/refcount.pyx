@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The scheduler's reference counts: references numbered from 0 without gaps, their aliases and contents.
 
 An alias and its target are in one class. The canonical reference of a class is the end of its chain of aliases, known
@@ -11,7 +11,8 @@ Dead references are forgotten: when all references of a block are deallocated, t
 for any dead block takes its place. Their numbers are never used again.
 
 A batch of changes is applied completely or not at all. Large batches release the GIL. The table's lock is held over C
-code only, never while a Python object is made, because that may run a finalizer that calls this table again.
+code, and while numbers are added to a list, but never while another object is made: that may run a finalizer that calls
+this table again. Where Python has no GIL, reads take the lock, too.
 
 Invariants: the fields of all references exist; chains of aliases end, and only their ends may be
 ready; the members of a class are in one ring and die together; a dead reference never lives again; a living class has a
@@ -37,9 +38,6 @@ cdef extern from "stdlib.h" nogil:
 cdef extern from "pthread.h" nogil:
     int pthread_mutex_init(pthread_mutex_t *, const void *)
     int pthread_mutex_destroy(pthread_mutex_t *)
-    int pthread_mutex_trylock(pthread_mutex_t *)
-    int pthread_mutex_lock(pthread_mutex_t *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
 
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *) noexcept nogil
@@ -50,8 +48,6 @@ cdef enum:
     # Counts are prefetched this far ahead: in random order each lies far from the previous one.
     AHEAD = 24
     NOT_YET = -1
-
-cdef enum:
     OK, UNKNOWN_REF, FREED_REF, BELOW_ZERO, ALIASED, READY, CIRCULAR, FULL, UNCOUNTED, NO_HOLD, NO_MEMORY
 
 UNKNOWN = NIL
@@ -80,21 +76,6 @@ _WORDS = (
 )
 
 
-cdef inline int enter(RefTable table) noexcept:
-    """Lock the table; release the GIL only if another thread holds the lock.
-
-    The lock is a mutex of the C library: Python's lock reads the clock each time, and takes four times as long.
-    """
-    if pthread_mutex_trylock(&table.lock) != 0:
-        with nogil:
-            pthread_mutex_lock(&table.lock)
-    return 0
-
-
-cdef inline void leave(RefTable table) noexcept:
-    pthread_mutex_unlock(&table.lock)
-
-
 cdef class RefTable:
     """Counts, aliases and contents of references. Several threads may use it.
 
@@ -118,7 +99,7 @@ cdef class RefTable:
 
     def __len__(self):
         """How many references were ever made in this table."""
-        return self.length
+        return self.read(&self.length)
 
     @property
     def alive(self):
@@ -127,12 +108,15 @@ cdef class RefTable:
 
     cpdef uint64_t alive_count(self) noexcept:
         """How many references are not deallocated, for compiled callers."""
-        return self.length - self.freed_count
+        enter_read(self)
+        cdef uint64_t count = self.length - self.freed_count
+        leave_read(self)
+        return count
 
     @property
     def dangling(self):
         """How often a deallocated object contained a reference without a count: an error of a client."""
-        return self.dangling_count
+        return self.read(&self.dangling_count)
 
     cpdef uint64_t add(self, uint64_t n=1, uint64_t count=1, bint pending=True) except? 0:
         """Make references; returns the first.
@@ -180,9 +164,7 @@ cdef class RefTable:
         else:
             with nogil:
                 failed = self.increment_all(batch.refs, batch.n, &bad)
-        leave(self)
-        if failed != OK:
-            self.fail(failed, bad)
+        self.checked(failed, bad)
 
     cpdef list decrement(self, refs):
         """Decrement the count of each reference, once per occurrence in `refs`.
@@ -193,6 +175,7 @@ cdef class RefTable:
         cdef Batch batch = Batch(refs)
         cdef uint64_t bad = 0, head = NIL
         cdef int failed
+        cdef list found = []
         cdef uint64_t *zeros = <uint64_t *>malloc(max(batch.n, 1) * sizeof(uint64_t))
         if zeros == NULL:
             raise MemoryError(f"no memory to drop {batch.n} references")
@@ -202,11 +185,8 @@ cdef class RefTable:
         else:
             with nogil:
                 failed = self.decrement_all(batch.refs, batch.n, zeros, &head, &bad)
-        leave(self)
         free(zeros)
-        if failed != OK:
-            self.fail(failed, bad)
-        return self.listed(head)
+        return self.listed(failed, bad, head, found)
 
     cpdef hold(self, uint64_t ref):
         """Keep a reference alive while it is being delivered."""
@@ -218,12 +198,11 @@ cdef class RefTable:
             if at.count == 0 and at.hold == 0:
                 ref_at(self, self.find(ref)).live += 1
             at.hold += 1
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
+        self.checked(failed, ref)
 
     cpdef list release(self, uint64_t ref):
         """End one `hold`; returns the deallocated references, as `decrement` does."""
+        cdef list found = []
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
@@ -233,10 +212,7 @@ cdef class RefTable:
             ref_at(self, ref).hold -= 1
             if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                 head = self.drop(&ref, 1)
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
-        return self.listed(head)
+        return self.listed(failed, ref, head, found)
 
     cpdef list ready(self, uint64_t ref):
         """Mark a reference as ready: its object exists, so it is canonical and its producer is no longer pending.
@@ -244,6 +220,7 @@ cdef class RefTable:
         Returns:
             The deallocated references, as `decrement` does: among them this one if it has no count.
         """
+        cdef list found = []
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
@@ -255,10 +232,7 @@ cdef class RefTable:
                 ref_at(self, ref).hold &= ~PENDING
                 if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                     head = self.drop(&ref, 1)
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
-        return self.listed(head)
+        return self.listed(failed, ref, head, found)
 
     def abandon(self, uint64_t ref):
         """Mark a reference as without a pending producer. It may still become ready later.
@@ -266,6 +240,7 @@ cdef class RefTable:
         Returns:
             The deallocated references, as `decrement` does.
         """
+        cdef list found = []
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
@@ -273,10 +248,7 @@ cdef class RefTable:
             ref_at(self, ref).hold &= ~PENDING
             if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                 head = self.drop(&ref, 1)
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
-        return self.listed(head)
+        return self.listed(failed, ref, head, found)
 
     def alias(self, uint64_t alias, uint64_t target):
         """Make a reference an alias of another one. It must be neither ready nor an alias; the target may be either."""
@@ -293,9 +265,7 @@ cdef class RefTable:
                 failed = ALIASED
             else:
                 failed = self.merge(alias, target)
-        leave(self)
-        if failed != OK:
-            self.fail(failed, bad)
+        self.checked(failed, bad)
 
     def contain(self, uint64_t ref, refs):
         """Set the references that an object contains; they are decremented when the object is deallocated.
@@ -330,9 +300,7 @@ cdef class RefTable:
         cdef int failed = self.seen(ref)
         if failed == OK:
             end = ref_at(self, ref_at(self, self.find(ref)).end).target
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
+        self.checked(failed, ref)
         return NOT_YET if end == NIL else <int64_t>end
 
     cpdef uint64_t end(self, uint64_t ref) except? 0:
@@ -346,18 +314,23 @@ cdef class RefTable:
         cdef int failed = self.seen(ref)
         if failed == OK:
             end = ref_at(self, self.find(ref)).end
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
+        self.checked(failed, ref)
         return end
 
     cpdef bint is_alive(self, uint64_t ref) except -1:
         """Whether the reference exists and is not deallocated."""
-        return ref < self.length and ref_at(self, ref).count != NIL
+        enter_read(self)
+        cdef bint is_alive = ref < self.length and ref_at(self, ref).count != NIL
+        leave_read(self)
+        return is_alive
 
     cpdef bint is_pending(self, uint64_t ref) except -1:
         """Whether the reference has a pending producer."""
-        return ref < self.length and ref_at(self, ref).count != NIL and ref_at(self, ref).hold & PENDING != 0
+        enter_read(self)
+        cdef bint is_pending = ref < self.length and ref_at(self, ref).count != NIL and \
+            ref_at(self, ref).hold & PENDING != 0
+        leave_read(self)
+        return is_pending
 
     cpdef list members(self, uint64_t ref):
         """All references of a live reference's class, itself first.
@@ -374,18 +347,21 @@ cdef class RefTable:
             m = ref_at(self, m).next
             if m == ref:
                 break
-        leave(self)
-        if failed != OK:
-            self.fail(failed, ref)
+        self.checked(failed, ref)
         return found
 
     def contained(self, uint64_t ref):
         """The references from `contain`; empty once this reference is deallocated."""
         cdef frt_contents *held
-        if ref >= self.length or ref_at(self, ref).contents == NULL:
-            return []
-        held = ref_at(self, ref).contents
-        return [held.refs[i] for i in range(held.count)]
+        cdef uint64_t i
+        cdef list found = []
+        enter_read(self)
+        held = ref_at(self, ref).contents if ref < self.length else NULL
+        if held != NULL:
+            for i in range(held.count):
+                found.append(held.refs[i])
+        leave_read(self)
+        return found
 
     def count(self, uint64_t ref):
         """The count of one reference; `FREED` once it is deallocated.
@@ -393,55 +369,73 @@ cdef class RefTable:
         Raises:
             ReferenceCountError: the reference is unknown.
         """
-        if ref >= self.length:
-            self.fail(UNKNOWN_REF, ref)
-        return ref_at(self, ref).count
+        enter_read(self)
+        cdef int failed = self.seen(ref)
+        cdef uint64_t count = ref_at(self, ref).count if failed != UNKNOWN_REF else NIL
+        leave_read(self)
+        if failed == UNKNOWN_REF:
+            self.fail(failed, ref)
+        return count
 
     def counts(self, uint64_t first=0):
         """Copy the counts from reference `first` on as array('Q'); `FREED` where deallocated. They include no holds."""
-        cdef uint64_t r
-        enter(self)
-        first = min(first, self.length)
-        cdef bytes data = PyBytes_FromStringAndSize(NULL, (self.length - first) * 8)
-        for r in range(first, self.length):
-            (<uint64_t *>PyBytes_AS_STRING(data))[r - first] = ref_at(self, r).count
-        leave(self)
-        return array("Q", data)
+        return self.copied(first, False)
 
     def targets(self, uint64_t first=0):
         """Copy the targets from reference `first` on as array('Q'): the reference itself if canonical, `UNKNOWN` if its
         target is not known or it is forgotten.
         """
+        return self.copied(first, True)
+
+    cdef copied(self, uint64_t first, bint are_targets):
         cdef uint64_t r
         enter(self)
         first = min(first, self.length)
         cdef bytes data = PyBytes_FromStringAndSize(NULL, (self.length - first) * 8)
         for r in range(first, self.length):
-            (<uint64_t *>PyBytes_AS_STRING(data))[r - first] = ref_at(self, r).target
+            (<uint64_t *>PyBytes_AS_STRING(data))[r - first] = \
+                ref_at(self, r).target if are_targets else ref_at(self, r).count
         leave(self)
         return array("Q", data)
 
     def alive_before(self, uint64_t first):
         """The live references below `first`, in order, each as (reference, count, target)."""
-        cdef uint64_t r, block
+        cdef uint64_t r = 0, count, target
+        cdef bint is_dead
         cdef list found = []
-        for block in range(self.block_count):
-            if not self.is_kept(block) or self.block_alive[block] == 0:
-                continue
-            for r in range(block << BLOCK_BITS, min(first, self.length, (block + 1) << BLOCK_BITS)):
-                if ref_at(self, r).count != NIL:
-                    found.append((r, ref_at(self, r).count, ref_at(self, r).target))
+        first = min(first, <uint64_t>len(self))
+        while r < first:
+            enter_read(self)
+            count, target = ref_at(self, r).count, ref_at(self, r).target
+            is_dead = self.block_alive[r >> BLOCK_BITS] == 0
+            leave_read(self)  # a tuple is made below
+            if count != NIL:
+                found.append((r, count, target))
+            r = ((r >> BLOCK_BITS) + 1) << BLOCK_BITS if is_dead else r + 1
         return found
 
     @property
     def kept(self):
         """For how many references there is memory: the live ones, and the dead ones that are not forgotten."""
-        return sum([self.is_kept(block) for block in range(self.block_count)]) << BLOCK_BITS
+        cdef uint64_t block, kept = 0
+        enter_read(self)
+        for block in range(self.block_count):
+            kept += self.is_kept(block)
+        leave_read(self)
+        return kept << BLOCK_BITS
+
+    cdef uint64_t read(self, const uint64_t *word) noexcept:
+        enter_read(self)
+        cdef uint64_t value = word[0]
+        leave_read(self)
+        return value
 
     cdef int fail(self, int kind, uint64_t ref) except -1:
         """Raise the error of a kind for one reference."""
-        target = ref_at(self, ref).target if ref < self.length else 0
-        raise ReferenceCountError(_WORDS[kind].format(ref, self.length, target), _KINDS[kind], ref)
+        enter_read(self)
+        cdef uint64_t length = self.length, target = ref_at(self, ref).target if ref < self.length else 0
+        leave_read(self)
+        raise ReferenceCountError(_WORDS[kind].format(ref, length, target), _KINDS[kind], ref)
 
     cdef int grow(self, uint64_t wanted) except -1:
         """Make room for `wanted` references. Existing references do not move."""
@@ -480,13 +474,11 @@ cdef class RefTable:
     cdef int forget(self) noexcept:
         """Free the blocks whose references are all dead. Under the lock: a batch without the GIL may read them."""
         cdef uint64_t block
-        enter(self)
         self.has_dead_block = False
         for block in range(self.length >> BLOCK_BITS):
             if self.block_alive[block] == 0 and self.blocks[block] != FORGOTTEN:
                 free(self.blocks[block])
                 self.blocks[block] = FORGOTTEN
-        leave(self)
         return 0
 
     cdef uint64_t find(self, uint64_t ref) noexcept nogil:
@@ -651,14 +643,21 @@ cdef class RefTable:
                 ref_at(self, above).live -= 1  # never to 0: the target's class lives
         return OK
 
-    cdef list listed(self, uint64_t head):
-        """The chain of deallocated references as a list. It needs no lock: only this method frees dead references, and
-        no other thread runs meanwhile: appending an int to a list does not release the GIL.
-        """
-        cdef list found = []
-        while head != NIL:
-            found.append(head)
-            head = ref_at(self, head).next
-        if self.has_dead_block:
-            self.forget()
+    cdef int checked(self, int failed, uint64_t ref) except -1:
+        """Unlock the table; raise the error of a call that failed."""
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return 0
+
+    cdef list listed(self, int failed, uint64_t ref, uint64_t head, list found):
+        """Append the chain of deallocated references to a list, before another thread can free them; see `checked`."""
+        try:
+            while head != NIL:
+                found.append(head)
+                head = ref_at(self, head).next
+            if self.has_dead_block:
+                self.forget()
+        finally:
+            self.checked(failed, ref)
         return found

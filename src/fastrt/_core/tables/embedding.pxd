@@ -1,5 +1,9 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+cdef extern from "pthread.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+
 cdef extern from "rows.h" nogil:
     uint64_t FRT_ROWS_MAGIC, FRT_ROWS_MAX
     uint32_t FRT_ROW_NONE, FRT_ROW_GONE
@@ -49,6 +53,7 @@ cdef class EmbeddingMemory:
     cdef char *indexes
     cdef int bits_max
     cdef bint is_server
+    cdef pthread_mutex_t turn          # of the server's threads, which make, find, change and remove rows
     cdef list free                     # rows that were removed, to be used again
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]
@@ -57,5 +62,5 @@ cdef class EmbeddingMemory:
     cdef void ask_for_huge_pages(self, char *begin, char *end) noexcept nogil
     cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil
     cdef void enter(self, uint64_t key, uint32_t row, frt_entry_of_row *entries, uint64_t mask) noexcept nogil
-    cdef int make_room(self, uint64_t more) except -1
+    cdef bint make_room(self, uint64_t more) noexcept
     cdef void describe(self, frt_mapped *mapped) noexcept nogil

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Rows of float32 under 64-bit keys, in shared memory: one server makes and changes them, other processes look them up.
 
 `include/rows.h` describes the memory and names the writer of each field. A lookup takes no lock and sends no request:
@@ -27,6 +27,14 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_HUGEPAGE, MADV_REMOVE
     void *MAP_FAILED
+
+cdef extern from "pthread.h" nogil:
+    int pthread_mutex_init(pthread_mutex_t *, const void *)
+    int pthread_mutex_destroy(pthread_mutex_t *)
+
+cdef extern from "turn.h":
+    void frt_turn_take(pthread_mutex_t *) noexcept
+    void frt_turn_give(pthread_mutex_t *) noexcept
 
 cdef extern from * nogil:
     """
@@ -111,8 +119,10 @@ cdef class EmbeddingMemory:
         self.fd = -1
         self.base = NULL
         self.free = []
+        pthread_mutex_init(&self.turn, NULL)
 
     def __dealloc__(self):
+        pthread_mutex_destroy(&self.turn)
         if self.base != NULL:
             munmap(self.base, self.total_bytes)
         if self.fd >= 0:
@@ -239,11 +249,15 @@ cdef class EmbeddingMemory:
     def find(self, keys, rows):
         """Write the row of each key, or -1 (int64); returns how many are missing."""
         cdef _Array k = take(keys, 8, False, "keys"), r = take(rows, 8, True, "rows")
-        cdef uint64_t word = a64_load_acq(&self.head.index), mask, i, missing = 0
-        cdef frt_entry_of_row *entries = self.index(word)
+        cdef uint64_t word, mask, i, missing = 0
+        cdef frt_entry_of_row *entries
         cdef const uint64_t *key = <const uint64_t *>k.view.buf
         cdef int64_t *row = <int64_t *>r.view.buf
+        frt_turn_take(&self.turn)  # a new index frees the old one
+        word = a64_load_acq(&self.head.index)
+        entries = self.index(word)
         if k.count != r.count or entries == NULL:
+            frt_turn_give(&self.turn)
             raise ValueError(f"{k.count} keys and {r.count} rows")
         mask = (<uint64_t>1 << (word & 0xff)) - 1
         with nogil:
@@ -252,6 +266,7 @@ cdef class EmbeddingMemory:
                     frt_fetch(entries + (frt_mix(key[i + AHEAD]) & mask))
                 row[i] = search(key[i], entries, mask, self.rows_max)
                 missing += row[i] < 0
+        frt_turn_give(&self.turn)
         return missing
 
     def insert(self, keys, values, rows):
@@ -265,11 +280,16 @@ cdef class EmbeddingMemory:
         cdef const uint64_t *key = <const uint64_t *>k.view.buf
         cdef const float *value = <const float *>v.view.buf
         cdef int64_t *row = <int64_t *>r.view.buf
-        cdef uint64_t i, word, mask, at
+        cdef uint64_t i, word, mask, at, count
         cdef frt_note *note
         if not self.is_server or r.count != k.count or v.count != k.count * self.dim:
             raise ValueError(f"{k.count} keys, {r.count} rows and {v.count} values of {self.dim}")
-        self.make_room(k.count)
+        frt_turn_take(&self.turn)
+        if not self.make_room(k.count):
+            count = self.count
+            frt_turn_give(&self.turn)
+            raise ObjectStoreFullError(f"an embedding with {count} of at most {self.rows_max} rows has no room "
+                                       f"for {k.count} more: evict some, or make it with a larger capacity")
         word = self.head.index
         mask = (<uint64_t>1 << (word & 0xff)) - 1
         for i in range(k.count):
@@ -283,26 +303,26 @@ cdef class EmbeddingMemory:
             a_fence_rel()
             a64_store_rlx(&note.key, key[i])
             memcpy(self.values + at * self.dim, value + i * self.dim, self.dim * sizeof(float))
-            a32_store_rlx(&note.used, <uint32_t>self.head.clock)
+            a32_store_rlx(&note.used, <uint32_t>a64_load_rlx(&self.head.clock))
             a32_store_rel(&note.seq, note.seq + 1)
             self.enter(key[i], <uint32_t>at, self.index(word), mask)
             self.count += 1
             row[i] = at
+        frt_turn_give(&self.turn)
 
-    cdef int make_room(self, uint64_t more) except -1:
-        """Check that `more` rows are free, and make a new index if the current one is too full."""
+    cdef bint make_room(self, uint64_t more) noexcept:
+        """Whether `more` rows are free; makes a new index if the current one is too full for them."""
         cdef uint64_t word = self.head.index, fresh, mask, k
         cdef int bits = <int>(word & 0xff), target = bits
         cdef frt_entry_of_row *old
         cdef frt_entry_of_row *new
         if self.count + more > self.rows_max:
-            raise ObjectStoreFullError(f"an embedding with {self.count} of at most {self.rows_max} rows has no room "
-                                       f"for {more} more: evict some, or make it with a larger capacity")
+            return False
         while 3 * (<uint64_t>1 << target) < 4 * (self.count + more) + 4:
             target += 1
         target = min(target, self.bits_max)
         if target == bits and 8 * (self.count + more + self.tombs) < 7 * (<uint64_t>1 << bits):
-            return 0
+            return True
         fresh = <uint64_t>target | ((word >> 8 & 1) ^ (target == bits)) << 8
         old, new = self.index(word), self.index(fresh)
         mask = (<uint64_t>1 << target) - 1
@@ -316,7 +336,7 @@ cdef class EmbeddingMemory:
                 madvise(old, sizeof(frt_entry_of_row) << bits, MADV_REMOVE)
             else:
                 memset(old, 0, sizeof(frt_entry_of_row) << bits)
-        return 0
+        return True
 
     def remove(self, rows):
         """Remove rows (int64, each once) and their keys; the rows can then be used for other keys.
@@ -326,16 +346,25 @@ cdef class EmbeddingMemory:
         """
         cdef _Array r = take(rows, 8, False, "rows")
         cdef const int64_t *row = <const int64_t *>r.view.buf
-        cdef uint64_t i, word = self.head.index, mask = (<uint64_t>1 << (word & 0xff)) - 1, at
-        cdef frt_entry_of_row *entries = self.index(word)
+        cdef uint64_t i, word, mask, at, used
+        cdef bint are_known = True
+        cdef frt_entry_of_row *entries
         cdef frt_note *note
         if not self.is_server:
             raise ValueError("only the server removes rows")
+        are_different = <size_t>len({row[i] for i in range(r.count)}) == r.count
+        frt_turn_take(&self.turn)
+        word, used = self.head.index, self.rows_used
+        mask, entries = (<uint64_t>1 << (word & 0xff)) - 1, self.index(word)
         for i in range(r.count):
-            if not 0 <= row[i] < <int64_t>self.rows_used or \
+            if not 0 <= row[i] < <int64_t>used or \
                     search(self.notes[row[i]].key, entries, mask, self.rows_max) != row[i]:
-                raise IndexError(f"row {row[i]} of {self.rows_used} has no key")
-        if <size_t>len({row[i] for i in range(r.count)}) != r.count:
+                are_known = False
+                break
+        if not (are_known and are_different):
+            frt_turn_give(&self.turn)
+            if not are_known:
+                raise IndexError(f"row {row[i]} of {used} has no key")
             raise IndexError(f"a row is given twice among {r.count} rows to remove")
         for i in range(r.count):
             note = self.notes + row[i]
@@ -349,6 +378,8 @@ cdef class EmbeddingMemory:
             a32_store_rel(&note.seq, note.seq + 1)
             self.tombs += 1
             self.count -= 1
+        frt_turn_give(&self.turn)
+        for i in range(r.count):
             self.free.append(row[i])
 
     def begin(self, rows):
@@ -362,19 +393,27 @@ cdef class EmbeddingMemory:
     def _bump(self, rows, uint32_t odd):
         cdef _Array r = take(rows, 8, False, "rows")
         cdef const int64_t *row = <const int64_t *>r.view.buf
-        cdef uint64_t i
+        cdef uint64_t i, used
+        cdef bint are_valid = True
         cdef uint32_t tick = <uint32_t>a64_add_rlx(&self.head.clock, 1)
+        frt_turn_take(&self.turn)
+        used = self.rows_used
         for i in range(r.count):
-            if not 0 <= row[i] < <int64_t>self.rows_used or self.notes[row[i]].seq & 1 != odd:
-                raise IndexError(f"row {row[i]} of {self.rows_used} does not exist, or is being changed already")
-        with nogil:
-            for i in range(r.count):
-                if i + AHEAD < r.count:
-                    frt_fetch(self.notes + row[i + AHEAD])
-                    frt_fetch(self.values + row[i + AHEAD] * self.dim)
-                a32_store_rel(&self.notes[row[i]].seq, self.notes[row[i]].seq + 1)
-                a32_store_rlx(&self.notes[row[i]].used, tick)
-            a_fence_rel()
+            if not 0 <= row[i] < <int64_t>used or self.notes[row[i]].seq & 1 != odd:
+                are_valid = False
+                break
+        if are_valid:
+            with nogil:
+                for i in range(r.count):
+                    if i + AHEAD < r.count:
+                        frt_fetch(self.notes + row[i + AHEAD])
+                        frt_fetch(self.values + row[i + AHEAD] * self.dim)
+                    a32_store_rel(&self.notes[row[i]].seq, self.notes[row[i]].seq + 1)
+                    a32_store_rlx(&self.notes[row[i]].used, tick)
+                a_fence_rel()
+        frt_turn_give(&self.turn)
+        if not are_valid:
+            raise IndexError(f"row {row[i]} of {used} does not exist, or is being changed already")
 
     def retire(self):
         """Make readers find no row here, so that they ask the server: the rows have moved to another memory."""
@@ -384,17 +423,28 @@ cdef class EmbeddingMemory:
         """Write the keys of rows (int64); each of the rows must have a key."""
         cdef _Array r = take(rows, 8, False, "rows"), k = take(keys, 8, True, "keys")
         cdef const int64_t *row = <const int64_t *>r.view.buf
-        cdef uint64_t i
+        cdef uint64_t i, used
+        cdef bint are_used = True
         if r.count != k.count:
             raise ValueError(f"{r.count} rows and {k.count} keys")
+        frt_turn_take(&self.turn)
+        used = self.rows_used
         for i in range(r.count):
-            if not 0 <= row[i] < <int64_t>self.rows_used:
-                raise IndexError(f"row {row[i]} of {self.rows_used} was never used")
+            if not 0 <= row[i] < <int64_t>used:
+                are_used = False
+                break
             (<uint64_t *>k.view.buf)[i] = self.notes[row[i]].key
+        frt_turn_give(&self.turn)
+        if not are_used:
+            raise IndexError(f"row {row[i]} of {used} was never used")
 
     def notes_bytes(self):
         """Copy the notes of all rows that were ever used: key u64, seq u32, used u32 of each."""
-        return (<char *>self.notes)[:self.rows_used * sizeof(frt_note)]
+        frt_turn_take(&self.turn)
+        try:
+            return (<char *>self.notes)[:self.rows_used * sizeof(frt_note)]
+        finally:
+            frt_turn_give(&self.turn)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         view.buf, view.obj, view.len = self.values, self, self.shape[0] * sizeof(float)
@@ -407,7 +457,7 @@ def lookup(list memories, bytes owners not None, keys, out, missing):
     """Copy the rows of keys from the mapped memories of several servers, without a request to any server.
 
     Args:
-        memories: the memory of each server, or None if this process has not mapped it.
+        memories: the memory of each server, or None if this process has not mapped it; do not change it meanwhile.
         owners: the server of each of PARTS parts.
         keys: 64-bit integers.
         out: float32, a row for each key.

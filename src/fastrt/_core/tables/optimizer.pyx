@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Parameter updates in place: SGD, momentum, Adagrad, Adam and AdamW, FTRL, over float32 buffers.
 
 The parameter, its gradient and the optimizer's state are contiguous buffers of float32. With `rows`, which are int64,

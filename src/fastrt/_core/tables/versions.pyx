@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Versions of a dense table in shared memory: one server writes them into separate slots, others read them in place.
 
 `include/versions.h` describes the memory and names the writer of each field. A reader sees one whole version as long as

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Encode and decode ObjChunk, the message of the object stores, with one copy of the data.
 
 `encode` is a serializer and `decode` a deserializer for grpcio. Protobuf's own classes would copy each payload twice

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Find and end the TCP connections among the descriptors of this process, without the GIL.
 
 Each descriptor takes five system calls. From Python each call releases the GIL, and taking it back from a busy thread

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Move bytes for the native data plane: scatter and gather between memory and a TCP socket, and a checksum.
 
 Data goes from the arena to the socket and from the socket to the arena without a copy in user space and without the
@@ -127,9 +127,9 @@ cdef class _Parts:
     def __cinit__(self, list parts, bint writable):
         cdef object part
         self.wake_bytes = 1
-        if len(parts) > PARTS:
-            raise ValueError(f"{len(parts)} parts in one call; at most {PARTS}")
         for part in parts:
+            if self.count == PARTS:
+                raise ValueError(f"{len(parts)} parts in one call; at most {PARTS}")
             PyObject_GetBuffer(part, &self.views[self.count], PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
             self.spans[self.count].iov_base = self.views[self.count].buf
             self.spans[self.count].iov_len = self.views[self.count].len
