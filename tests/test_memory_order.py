@@ -22,7 +22,7 @@ def accesses(text):
         while inside:  # casts, arguments and indexes
             address, inside = re.subn(r"\([^()]*\)|\[[^\[\]]*\]", "", address)
         address = address.lstrip("&")
-        yield re.split(r"\.|->", address)[-1].split("+")[0].strip().lstrip("_"), match[1]
+        yield re.split(r"\.|->", address.split("+")[0].strip())[-1].lstrip("_"), match[1]
 
 
 def in_the_core():
@@ -55,6 +55,6 @@ def test_accesses_are_those_of_the_page():
 
 def test_an_access_is_found_in_any_form():
     text = "a64_store_rel(&x.entries[f(i, 2)].odd, 1)\na32_load_acq(frt_thing(x, i))\na8_load_rlx(const uint8_t *p)\n"
-    text += "a64_load_acq(x.task_words + t); a64_store_rel((uint64_t *)&r->end, y); a32_load_acq(_owner(x, b(1), 0))"
+    text += "a64_load_acq(x.task_words + r.t); a64_store_rel((uint64_t *)&r->end, y); a32_load_acq(_owner(x, b(1), 0))"
     expected = [("odd", "store_rel"), ("frt_thing", "load_acq"), ("task_words", "load_acq"), ("end", "store_rel")]
     assert list(accesses(text)) == [*expected, ("owner", "load_acq")]
