@@ -7,7 +7,7 @@ import pytest
 from fastrt.node.spill_plan import SpillPlan
 
 MIB = 1 << 20
-STORE = 64 * MIB  # of which 8 MiB are freed ahead
+STORE = 64 * MIB  # of which 16 MiB are freed ahead
 
 
 def test_round_ends_when_the_first_request_is_met():
@@ -69,13 +69,13 @@ def test_values_are_spilled_ahead_for_a_moment_only_and_for_a_share_of_the_store
     plan.ask(4 * MIB, 0.0)
     plan.dropped(4 * MIB)
     assert plan.end_round(False) == (4 * MIB, "")
-    assert plan.wants(8 * MIB - 1, 0.05)
-    assert not plan.wants(8 * MIB, 0.05)
-    plan.begun(8 * MIB)
+    assert plan.wants(16 * MIB - 1, 0.05)
+    assert not plan.wants(16 * MIB, 0.05)
+    plan.begun(16 * MIB)
     assert not plan.wants(0, 0.05)
     assert plan.is_pressed(0.05)
     assert not plan.is_pressed(0.11)
-    plan.ended(8 * MIB, 8 * MIB, "", 0.12)
+    plan.ended(16 * MIB, 16 * MIB, "", 0.12)
     assert not plan.wants(0, 0.12)
 
 
@@ -145,7 +145,7 @@ def test_under_random_events_each_request_is_answered_and_little_is_spilled_beyo
         if plan.end_round(exhausted) is not None:
             waiting = False
         assert under_way or not waiting, "a client waits, and nothing is under way"
-    assert spilled <= asked + 400 * (STORE // 8)
+    assert spilled <= asked + 400 * (STORE // 4)
 
 
 def test_nothing_is_spilled_twice_for_one_request():

@@ -23,7 +23,8 @@
 #else
 #define FRT_LOCK_PATIENCE_NS 5000000000LL
 #endif
-#define FRT_LOCK_SPINS 200 /* about 2 us: the longest ordinary critical section, cheaper than one sleep */
+#define FRT_LOCK_SPINS 200 /* 3 to 9 us: beyond the longest ordinary critical section, cheaper than one sleep */
+#define FRT_LOCK_PAUSES_MOST 16
 #define FRT_LOCK_NAP_NS 100000000L
 
 typedef struct {
@@ -64,11 +65,25 @@ static inline int frt_lock_sleep(frt_lock *lock, int64_t until) {
 #endif
 }
 
+/* Whether a process holds the lock, by a plain load. An attempt to take it moves its cache line to the processor that
+ * tries. When 14 processes tried without a pause, the holder waited for that line: 80 % of all time went into attempts.
+ */
+static inline int frt_lock_is_held(const frt_lock *lock) {
+#ifdef __GLIBC__
+    return (__atomic_load_n(&lock->mutex.__data.__lock, __ATOMIC_RELAXED) & FUTEX_TID_MASK) != 0;
+#else /* musl's trylock loads first */
+    (void)lock;
+    return 0;
+#endif
+}
+
 static inline int frt_lock_take(frt_lock *lock) {
     int rc = pthread_mutex_trylock(&lock->mutex);
-    for (int i = 0; rc == EBUSY && i < FRT_LOCK_SPINS; i++) {
-        a_relax();
+    for (int spun = 0, pauses = 1; rc == EBUSY && spun < FRT_LOCK_SPINS; spun += pauses) {
+        for (int i = 0; i < pauses; i++) a_relax();
+        if (frt_lock_is_held(lock)) continue;
         rc = pthread_mutex_trylock(&lock->mutex);
+        if (pauses < FRT_LOCK_PAUSES_MOST) pauses *= 2; /* others wait, too: they take turns by looking less often */
     }
 #ifdef __SANITIZE_THREAD__ /* ThreadSanitizer does not know clocklock: it would not see that this thread has the lock */
     for (int64_t until = frt_now_ns() + FRT_LOCK_PATIENCE_NS; rc == EBUSY && frt_now_ns() < until; sched_yield())
