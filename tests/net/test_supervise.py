@@ -38,6 +38,17 @@ def test_child_runs_its_call_with_this_package_and_its_name(start):
     assert reap(child)
 
 
+def test_child_ends_as_python_does_but_leaves_its_objects_to_the_kernel(start):
+    child = start(
+        "import atexit, os, threading; atexit.register(print, 'function', end=' '); "
+        "kept = type('Kept', (), {'__del__': eval('lambda self: write(1, b\"freed\")', {'write': os.write})})(); "
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread', end=' '))).start()"
+    )
+    assert child.stdout.read() == b"thread function "
+    assert reap(child)
+    assert child.returncode == 0
+
+
 def test_child_stays_in_the_session_of_the_terminal_if_asked(start):
     child = start("import os; print(os.getsid(0))", new_session=False)
     assert int(child.stdout.read()) == os.getsid(0)
