@@ -69,7 +69,7 @@ class Config:
             worker that uses much of it, before the kernel ends one: 0.95 for 95 %. 0 or 1: it never does.
         populate_bytes: free memory of the store that the daemon makes ready in the background, so that the first puts
             run at full speed; never more than leaves half of the machine's memory, and half of the cgroup's limit,
-            free. 0: only 64 MiB.
+            free. 0: none; a put that finds none takes 4 MiB from the kernel, and later steps up to 64 MiB.
         huge_pages: whether the store asks for huge pages; small ones are used where there are none.
         numa: where the store's memory lies on a machine with several nodes of memory: "interleave" spreads it,
             "local" puts a page on the node of the process that first writes there; nothing is populated then.

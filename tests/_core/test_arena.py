@@ -121,15 +121,15 @@ def test_size_that_is_no_size_is_refused(client, nbytes):
         handles.create(client, nbytes, 16)
 
 
-def test_store_grows_by_64_mib_only_when_needed(make_node):
+def test_store_grows_when_needed_by_as_much_as_it_has_and_64_mib_at_most(make_node):
     node = make_node(store_bytes=200 << 20)
     assert fsck.usage(node.client)["bytes_committed"] == 0
     steps = []
     held = []
-    for nbytes in (1, 60 << 20, 60 << 20, 68 << 20):
+    for nbytes in (1, 4 << 20, 48 << 20, 60 << 20, 68 << 20):
         held.append(handles.create(node.client, nbytes + 100, node.KIND))
         steps.append(fsck.usage(node.client)["bytes_committed"] >> 20)
-    assert steps == [64, 64, 128, 192]
+    assert steps == [4, 8, 64, 128, 192]
     with pytest.raises(ObjectStoreFullError):
         handles.create(node.client, 20 << 20, node.KIND)
 

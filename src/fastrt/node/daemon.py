@@ -92,7 +92,7 @@ _QUIET_TICK_S = 1.0  # the same, after so many ticks without an event
 _QUIET_TICKS = 4
 _OPENING_S = 0.02  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's report
-_AHEAD_BYTES = 64 << 20  # free memory kept ready, so that no put waits for the kernel
+_AHEAD_BYTES = 64 << 20  # free memory kept ready from the start, so that no put waits for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
 _SWEEP_S = 1.0  # how often unused functions are dropped
@@ -138,6 +138,7 @@ class Daemon:
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, spill_folder, self._dir, config.spill_fallback, config.spill_url)
+        self._ahead = min(_AHEAD_BYTES, config.populate_bytes)
         self._populator = Populator(self._client, config.populate_bytes, config.huge_pages, config.numa)
         self._janitor = Janitor(self._store())
         self._oom_kills = KillCounters(time.monotonic())
@@ -573,7 +574,7 @@ class Daemon:
         used, committed, most = arena.room(self._client)
         self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0
         self._used = used
-        if committed < most and committed - used < _AHEAD_BYTES:
+        if committed < most and committed - used < self._ahead:
             arena.grow(self._client)
         self._populator.tend(used, committed, most)
         if self._pool.surplus() <= 0:
