@@ -8,7 +8,14 @@ import pytest
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
-from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError, PendingCallsError
+from fastrt.errors import (
+    ActorDiedError,
+    ActorNotFoundError,
+    InfeasibleTaskError,
+    NameTakenError,
+    NotFoundError,
+    PendingCallsError,
+)
 from support.amounts import counted
 from support.cluster import RunningNode, two_nodes
 
@@ -412,6 +419,9 @@ def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(nodes, runtime,
     fastrt.remove_placement_group(packed)
     with pytest.raises(ActorDiedError, match="its placement group was removed"):
         wait_until(lambda: get(actor.add.remote()) < 0, "the other node to be told")
+    inside = fastrt.remote(make_inside).options(scheduling="two").remote(packed)  # there it is not known to be removed
+    with pytest.raises(InfeasibleTaskError, match=f"resources of placement group {packed.id}, which was removed"):
+        get(inside)
     fastrt.remove_placement_group(late)
     wait_until(lambda: counted(fastrt.available_resources()) == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
 

@@ -7,8 +7,9 @@ import pytest
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.bundles import assign
 from fastrt.node.groups import Groups
-from fastrt.node.keys import BundleKey
+from fastrt.node.keys import BundleKey, TaskKey
 from fastrt.node.placing import ELSEWHERE, GONE, Placing
+from fastrt.node.strays import LEFT_S, Strays
 from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import Demand, given_by
 
@@ -135,3 +136,36 @@ def test_group_that_is_removed_before_its_bundles_are_known_is_gone():
     node.groups.remove("g")
     assert node.groups.why_gone("g") == ""
     assert node.placing.gone_groups == {"g": ""}
+
+
+def test_task_in_a_group_of_another_node_that_no_node_has_goes_to_that_node_or_ends_with_it():
+    """It waited until it was cancelled, also when the group was removed."""
+    maker, group = "a" * 32, "a" * 16 + "0" * 20
+    placing = Placing("b" * 32, {"CPU": 4 * ONE}, True)
+    placing.has_uplink = True
+    placing.see([NodeRow(maker, "a", {"CPU": ONE}, {"CPU": ONE}, {})])
+    strays, demand = Strays(placing), Demand(((f"CPU@{group}", ONE),))
+    now, key = 0.0, TaskKey(1, 1)
+
+    def look():
+        return [strays.decide(order, now) for order in placing.decide(now) if order.what == "ask"]
+
+    placing.wait(key, demand, now)
+    assert placing.decide(now) == [], "the group may be about to be ready"
+    now = 1.5
+    assert [(order.what, order.node) for order in look()] == [("forward", maker)]
+    assert look() == []
+    placing.moved(key, ELSEWHERE, now)
+    placing.wait(key, demand, now)  # it came back
+    placing.see([], [maker])
+    now += 1.5
+    assert look() == [None], "its uplink may have been killed"
+    placing.has_uplink = False
+    now += LEFT_S + 1
+    assert look() == [None], "no node is known"
+    placing.has_uplink = True
+    assert look() == [None]
+    now += LEFT_S + 1
+    assert [order.what for order in look()] == ["refuse"]
+    assert placing.decide(now) == []
+    assert not placing.waiting()

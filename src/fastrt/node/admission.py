@@ -29,9 +29,10 @@ from fastrt.node.actor_gate import ActorGate
 from fastrt.node.amounts import free_of
 from fastrt.node.cpu_room import CpuRoom, Workers
 from fastrt.node.groups import Groups
-from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, pair_of
+from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, key_of, pair_of
 from fastrt.node.lost_nodes import LostNodes
 from fastrt.node.placing import ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
+from fastrt.node.strays import Strays
 from fastrt.node.task_moves import TaskMoves
 from fastrt.store import failures
 from fastrt.store.client import Store
@@ -112,6 +113,7 @@ class Admission:
         self.placing = Placing(session, total, cluster, labels_of(session, labels))
         self._moves = TaskMoves(self._client, self.placing, runs_here, is_blocked)
         self.groups = Groups(self.placing)
+        self._strays = Strays(self.placing)
         self.groups.is_away = lambda key: self._place_of_actor(key) == ELSEWHERE
         self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
@@ -150,7 +152,7 @@ class Admission:
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
-                key, is_away = _key_of(actor, gen, info), info["state"] == actors.AWAY
+                key, is_away = key_of(actor, gen, info), info["state"] == actors.AWAY
                 is_ours = demand.bundle and not demand.node  # no demand: freed, it ends
                 if not is_away:
                     self.placing.found(key, demand, info["devices"])
@@ -173,7 +175,7 @@ class Admission:
         demand = self._demand_of_actor(info)
         # A process that needs devices and was ordered by an earlier daemon has lost them: it ends.
         if info["state"] in (actors.WANTED, actors.STARTING, actors.LIVE) and not device_amounts(demand.amounts):
-            self.placing.found(_key_of(actor, info["gen"], info), demand)
+            self.placing.found(key_of(actor, info["gen"], info), demand)
 
     def on_all_processes(self) -> None:
         """Begin to place: all processes are known."""
@@ -193,7 +195,7 @@ class Admission:
         demand = self._demand_of_actor(info)
         if info["bare"] and not demand.bundle:
             return False  # freed with the last handle just now: it ends
-        key = _key_of(actor, info["gen"], info)
+        key = key_of(actor, info["gen"], info)
         place = self.placing.place_of(key)
         if place == HERE:
             return True
@@ -387,8 +389,12 @@ class Admission:
         done = True
         for order in orders:
             key = order.key
+            if order.what == "ask":
+                order = self._strays.decide(order, now) or order
             if order.what == "forward":
                 forward.append(order)
+            elif order.what == "ask":
+                continue
             elif not isinstance(key, TaskKey) and self._place_of_actor(key) == GONE:
                 self.placing.moved(key, GONE, now)  # its record may belong to another by now
             elif order.what == "release":
@@ -516,7 +522,7 @@ class Admission:
         if order.demand.bundle:
             self._cannot_reserve(order)
             return
-        if order.what == "return":
+        if order.what == "return" and not self._is_removed(group_of(order.demand)):
             self._return(order.key)
             return
         key, shortage = order.key, self._shortage(order.demand)
@@ -592,8 +598,3 @@ class Admission:
             if now != seen:
                 seen = now
                 os.eventfd_write(self.news, 1)
-
-
-def _key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
-    """The key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
-    return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)

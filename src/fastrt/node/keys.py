@@ -6,7 +6,8 @@ kind of key has a tag: a task and an actor with equal numbers have different key
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from fastrt.tasks.resources import Demand
 
@@ -44,7 +45,7 @@ class Order(NamedTuple):
     Attributes:
         key: the task, actor or bundle.
         what: "admit" here, "forward" to `node`, "refuse" (it can never run), "return" (to the node that sent it here),
-            or "warn" (it cannot run as things are).
+            "warn" (it cannot run as things are), or "ask" (only the node that made its placement group knows).
         devices: of "admit": a bit for each device that it gets.
     """
 
@@ -53,6 +54,11 @@ class Order(NamedTuple):
     demand: Demand
     node: str = ""
     devices: int = 0
+
+
+def key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
+    """Return the key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
+    return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)
 
 
 def pair_of(key: Key) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """The placement policy for tasks with demands, actors and bundles: pure state and decisions, without processes.
 
 Callers report facts, with the time where it matters, and `decide` returns orders. This module is a cache: the tasks'
-records say where each task is, and that determines its resources. A new daemon reports the facts again. An order that
-was lost is given again, because the caller still reports its task as waiting.
+records say where each task is. A new daemon reports the facts again, and a task whose order was lost as waiting.
 
 Order of placement: the highest priority first, then the oldest task of each demand. A task whose resources are taken
 does not block other demands, unless it has been passed over `_PATIENCE` times. A task runs here if there is room, else
@@ -21,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.ids import is_node_id
+from fastrt.ids import is_made_on, is_node_id
 from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.other_nodes import OtherNodes, Search, load_of
@@ -463,6 +462,8 @@ class Placing:
                 self.forget(entry.key)
             self._drop_line(demand, priority)
             return [Order(entry.key, "return" if stays else "refuse", demand) for entry in waiting]
+        if group and not stays and not is_made_on(group, self.node):
+            return [Order(entry.key, "ask", demand) for entry in waiting if now - entry.since > _GRACE_S]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True
