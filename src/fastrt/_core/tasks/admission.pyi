@@ -1,5 +1,7 @@
 from typing import Any, Generic, TypeVar
 
+from typing_extensions import disjoint_base
+
 from fastrt._core.memory.clients import Client
 
 _Task = TypeVar("_Task", bound=tuple[Any, ...])
@@ -11,6 +13,7 @@ QUEUED: int
 RUNNING: int
 BLOCKED: int
 
+@disjoint_base
 class Watch(Generic[_Task]):
     def __init__(self, client: Client) -> None: ...
     def __len__(self) -> int: ...
