@@ -72,7 +72,7 @@ def test_rates_are_never_negative():
 
 def failed(number, name, lines, kind="ValueError", signal=0):
     text = "".join(f'  File "/a/{file}", line {line}, in f\n    x = \'File "no", line 1\'\n' for file, line in lines)
-    return Failure(number, 0.0, "0", name, None, kind, "no", text, 1, 0, False, False, signal, 1, "")
+    return Failure(number, 0.0, "0", "", name, None, kind, "no", text, 1, 0, False, False, signal, 1, "")
 
 
 def test_failures_are_grouped_by_the_line_that_raised():
