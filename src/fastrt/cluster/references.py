@@ -10,7 +10,7 @@ is released too early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,6 +258,10 @@ class References:
     def has_stand_ins(self) -> bool:
         """Return whether this node holds objects of the peer."""
         return bool(self._imports)
+
+    def stand_ins(self) -> Iterable[StandIn]:
+        """Return all stand-ins."""
+        return self._imports.values()
 
     def unfinished(self) -> list[tuple[int, StandIn]]:
         """Return the stand-ins that wait for their values, by the peer's objects; used when the stream has ended."""

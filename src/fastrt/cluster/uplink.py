@@ -442,7 +442,7 @@ class Uplink:
                 self._standstill.tidy()
                 self._claim()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
-                used = self._tables.remote.tidy() | set(self._tables.lineage.wanted) | self._finder.kept()
+                used = self._tables.tidy() | self._finder.kept()
                 needs = {exchange: exchange.needs() for exchange in self._exchanges}
                 for exchange in needs:
                     needed = set[int]().union(*(needs[one] for one in needs if one is not exchange))

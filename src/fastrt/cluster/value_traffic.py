@@ -23,7 +23,7 @@ from fastrt.cluster.generator_handles import end_abandoned
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.jobs import Jobs
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
-from fastrt.cluster.lineage import Lineage, Origin, OwnResults
+from fastrt.cluster.lineage import Lineage, Origin, OwnResults, Record
 from fastrt.cluster.references import PeerError, StandIn, from_source
 from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
 from fastrt.cluster.restoring import Restoring
@@ -46,6 +46,7 @@ _Value, _Release, _Senders, _Copy = (
     _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Senders", "Copy")
 )
 _BACKLOG_BYTES = 4 << 20
+_RECORDS_A_PASS = 50  # whose arguments are looked at: each may lead to a thousand objects
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
 
@@ -88,6 +89,7 @@ class NodeTables:
         self.spreads = Spreads(_send_order)
         self.streams: set[Exchange] = set()
         self.jobs = Jobs(store.client)
+        self._looked_at = 0
         self.remote.needed = self._needed
         self.kept.find = self._find_kept
 
@@ -111,6 +113,28 @@ class NodeTables:
                 node, number = from_source(source)
                 standin = StandIn(ref, task, state=DETACHED, origin=self.lineage.find(ref.objref))
                 self.remote.add_detached(node, number, standin, "its stream to this node ended")
+
+    def tidy(self) -> set[int]:
+        """Forget what nothing uses any more; return the numbers of the objects that this process still needs."""
+        self._break_circles()
+        return self.remote.tidy() | set(self.lineage.wanted)
+
+    def _break_circles(self) -> None:
+        """Take their origins from objects that the arguments of that task contain by now; see `Lineage.needs`.
+
+        When the origin was noted, a result that an argument names had perhaps no value yet.
+        """
+        named: dict[Record, list[StandIn]] = {}
+        for standin in (one for stream in self.streams for one in stream.references.stand_ins()):
+            if standin.origin is not None:
+                named.setdefault(standin.origin.record, []).append(standin)
+        records = list(named)
+        for _ in range(min(_RECORDS_A_PASS, len(records))):
+            self._looked_at += 1
+            record = records[self._looked_at % len(records)]
+            for standin in named[record]:
+                if self.lineage.needs(record, standin.ref.objref):
+                    standin.origin = None
 
     def is_only(self, stream: Exchange) -> bool:
         """Return whether this node has no other stream to the peer of this one."""
