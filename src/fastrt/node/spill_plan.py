@@ -10,9 +10,6 @@ share of the store is free: the next puts find room, and the disk is busy while 
 
 from __future__ import annotations
 
-# Of the store: the most that is freed ahead. With an eighth, one of eight values was written at a time: 0.67 to 0.81 of
-# the speed of dd on a disk of 1.1 to 1.5 GB/s, which wants several; with a quarter 1.2.
-_AHEAD_SHARE = 4
 _AHEAD_TIMES = 4  # as much as the largest request of the moment
 _PRESSURE_S = 0.1  # the moment
 
@@ -23,10 +20,11 @@ class SpillPlan:
     Args:
         store_bytes: the size of the store.
         at_once: values that may be under way.
+        ahead_share: at most the store's size divided by this is freed ahead.
     """
 
-    def __init__(self, store_bytes: int, at_once: int) -> None:
-        self._ahead_max = store_bytes // _AHEAD_SHARE
+    def __init__(self, store_bytes: int, at_once: int, ahead_share: int = 4) -> None:
+        self._ahead_max = store_bytes // ahead_share
         self._at_once = at_once
         self._asked: list[int] = []
         self._freed = self._free = self._under_way = self._bytes_under_way = 0
