@@ -314,6 +314,15 @@ def test_argument_of_a_task_that_waits_for_resources_of_this_node_is_fetched_mea
         assert fastrt.get(results, timeout=40) == [48 * MIB // 8, 8 * MIB // 8]
 
 
+@fastrt.remote
+class Keeper:
+    """Keeps the references that it is given."""
+
+    def total(self, refs):
+        self.refs = refs
+        return int(fastrt.get(refs[0]).sum())
+
+
 def test_argument_of_many_nodes_is_sent_once_by_its_owner_and_in_parts_by_those_that_have_it(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     names = ("two", "three", "four")
@@ -327,8 +336,9 @@ def test_argument_of_many_nodes_is_sent_once_by_its_owner_and_in_parts_by_those_
 
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         large = fastrt.put(np.full(2 * MIB, 3))
-        sums = [total.options(scheduling=name).remote(large) for name in names[:2]]
-        assert fastrt.get(sums, timeout=60) == [6 * MIB] * 2
+        # They keep their copies: a node gives back what it has not used for a second.
+        keepers = [Keeper.options(scheduling=name).remote() for name in names[:2]]
+        assert fastrt.get([one.total.remote([large]) for one in keepers], timeout=60) == [6 * MIB] * 2
         # The last one gets a half from each of the two others.
         assert fastrt.get(total.options(scheduling="four").remote(large), timeout=60) == 6 * MIB
         # This node has called the others to forward tasks; they call it only to fetch.
