@@ -139,7 +139,7 @@ def test_group_that_is_removed_before_its_bundles_are_known_is_gone():
 
 
 def test_task_in_a_group_of_another_node_that_no_node_has_goes_to_that_node_or_ends_with_it():
-    """It waited until it was cancelled, also when the group was removed."""
+    """The task waited until it was cancelled, also when the group was removed."""
     maker, group = "a" * 32, "a" * 16 + "0" * 20
     placing = Placing("b" * 32, {"CPU": 4 * ONE}, True)
     placing.has_uplink = True

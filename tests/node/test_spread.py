@@ -159,7 +159,7 @@ async def test_turn_to_fetch_a_value_of_two_objects_lasts_when_one_of_them_is_re
 
 @in_loop
 async def test_two_fetches_of_one_object_under_two_numbers_both_get_a_turn():
-    """It was offered by another node, and then by this one, while the peer still fetched under the first number."""
+    """Another node offers the object, and then this node, while the peer still fetches it under the first number."""
     with source() as (side, exchange, (ref, _)):
         values, spreads = exchange.traffic.values, exchange.traffic._tables.spreads
         numbers = [values.keep(ref, 77), values.keep(ref)]

@@ -418,7 +418,7 @@ def test_node_that_stops_fetching_a_value_does_not_keep_its_turn(wait_until):
 
 
 def test_node_that_has_stopped_fetching_a_value_gives_its_turn_back_when_it_comes(wait_until):
-    """It waited for its turn when it stopped: the turn came later, and other nodes waited for its copy."""
+    """The node stops while it waits. Its turn came later, and other nodes waited for its copy without end."""
 
     async def play():
         async with pair(wait_until) as (here, there):

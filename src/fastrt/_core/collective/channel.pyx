@@ -7,14 +7,14 @@ A side that gives up inside a message breaks that direction for good, because th
 unknown: it sets the top bit of its counter. Such a counter is larger than any value, so it also ends the other side's
 wait.
 """
-from fastrt.errors import CollectiveMismatch, CollectiveTimeout, StaleReferenceError
+from fastrt.errors import CollectiveMismatch, CollectiveTimeout
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from fastrt._core.collective.groups cimport *
-from fastrt._core.memory.layout cimport a32_load_sc, a32_store_sc, a64_load_acq, a64_store_sc
+from fastrt._core.memory.layout cimport a32_load_sc, a64_load_acq, a64_store_sc
 
 cdef struct frt_message:
     uint64_t nbytes
@@ -23,28 +23,16 @@ cdef struct frt_message:
 cdef uint64_t BROKEN = <uint64_t>1 << 63
 
 
-cdef class Channels:
+cdef class Channels(GroupPart):
     """One rank's messages to and from the others. One thread at a time may use each direction of each pair.
 
     Args:
         memory: this rank's mapping of the group's memory.
     """
-    cdef GroupMemory memory
     cdef dict aside  # source -> [(tag, bytes)], in order of arrival
-    cdef uint32_t is_closed  # another thread may set it
 
     def __cinit__(self, GroupMemory memory):
-        self.memory = memory
         self.aside = {}
-
-    @property
-    def closed(self):
-        """Whether the group is destroyed: nothing is sent or received any more."""
-        return a32_load_sc(&self.is_closed) != 0
-
-    @closed.setter
-    def closed(self, bint closed):
-        a32_store_sc(&self.is_closed, closed)
 
     cdef int _move(self, frt_channel *c, int source, int target, char *at, uint64_t nbytes, bint out,
                    int64_t *deadline_ns) noexcept nogil:
@@ -183,8 +171,7 @@ cdef class Channels:
         return False
 
     cdef frt_channel *_channel(self, int source, int target) except NULL:
-        if a32_load_sc(&self.is_closed):
-            raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
+        self.check_open()
         if not 0 <= source < self.memory.world_size or not 0 <= target < self.memory.world_size or source == target:
             raise ValueError(f"a message from rank {source} to rank {target} in a group of {self.memory.world_size}")
         return self.memory.channel(source, target)

@@ -2,15 +2,14 @@ from typing import Any
 
 from typing_extensions import Self, disjoint_base
 
-from fastrt._core.collective.groups import GroupMemory
+from fastrt._core.collective.groups import GroupMemory, GroupPart
 from fastrt.errors import PeerDied
 
 KIND: dict[str, int]
 OPS: dict[str, int]
 
 @disjoint_base
-class Collective:
-    closed: bool
+class Collective(GroupPart):
     queued: int
 
     def __new__(cls, memory: GroupMemory, timeout: float, *_: Any, **__: Any) -> Self: ...

@@ -21,7 +21,7 @@ begin with the data in the cache (1.0; 1.1 for arrays in the heap, which is with
 """
 from fastrt._core.collective.operands import NAMES as _DTYPES
 from fastrt._core.collective.reduce import REDUCTIONS as _REDUCTIONS
-from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied, StaleReferenceError
+from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -81,7 +81,7 @@ cdef struct frt_run:
     uint64_t target_offset
 
 
-cdef class Collective:
+cdef class Collective(GroupPart):
     """One rank's side of a group's operations within a node. One operation at a time.
 
     Args:
@@ -89,28 +89,16 @@ cdef class Collective:
         timeout: the default time that an operation may wait for other ranks, in seconds.
     """
 
-    cdef GroupMemory memory
     cdef readonly int rank
     cdef readonly int world_size
     cdef uint64_t begun  # operations; their numbers begin with 1
     cdef double default_timeout
     cdef uint32_t inside  # a thread is in an operation
-    cdef uint32_t is_closed
     cdef uint32_t queued_count
 
     def __cinit__(self, GroupMemory memory, double timeout, *_, **__):
-        self.memory = memory
         self.rank, self.world_size = memory.rank, memory.world_size
         self.default_timeout = timeout
-
-    @property
-    def closed(self):
-        """Whether the group is destroyed: no operation is possible any more."""
-        return a32_load_sc(&self.is_closed) != 0
-
-    @closed.setter
-    def closed(self, bint closed):
-        a32_store_sc(&self.is_closed, closed)
 
     @property
     def queued(self):
@@ -217,8 +205,7 @@ cdef class Collective:
     # ---- one operation ----
 
     cdef int run(self, int kind, int reduction, int root, source, target, double timeout) except -1:
-        if a32_load_sc(&self.is_closed):
-            raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
+        self.check_open()
         if not frt_turn_enter(&self.inside):
             raise RuntimeError("another thread is inside an operation of this group: use a group for each thread")
         try:

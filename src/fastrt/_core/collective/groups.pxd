@@ -89,6 +89,13 @@ cdef class GroupMemory:
     cdef void mark_dead(self, int rank) noexcept nogil
 
 
+cdef class GroupPart:
+    cdef GroupMemory memory
+    cdef uint32_t is_closed  # another thread may set it
+
+    cdef int check_open(self) except -1
+
+
 cdef class Block:
     cdef GroupMemory memory
     cdef uint64_t offset

@@ -1,6 +1,6 @@
 from typing import Any
 
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 CHUNK_BYTES: int
 RING_BYTES: int
@@ -30,6 +30,12 @@ class GroupMemory:
     def take_raised(self) -> BaseException: ...
     def allocate(self, nbytes: int, is_result: bool = ...) -> Block: ...
     def result(self, offset: int, nbytes: int) -> Block: ...
+
+@disjoint_base
+class GroupPart:
+    closed: bool
+
+    def __new__(cls, memory: GroupMemory, *_: Any, **__: Any) -> Self: ...
 
 @disjoint_base
 class Block:

@@ -10,7 +10,7 @@ import os
 from bisect import insort
 
 from fastrt._core.memory.segment import start_time
-from fastrt.errors import AttachError, ObjectStoreFullError
+from fastrt.errors import AttachError, ObjectStoreFullError, StaleReferenceError
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -413,6 +413,31 @@ cdef class GroupMemory:
         with cython.critical_section(self):
             self._collect()
             return self.heap_bytes - sum(size for _, size in self.free)
+
+
+cdef class GroupPart:
+    """A use that one rank makes of its group: it ends when the group is destroyed, or belongs to a parent process.
+
+    Args:
+        memory: this rank's mapping of the group's memory.
+    """
+
+    def __cinit__(self, GroupMemory memory, *_, **__):
+        self.memory = memory
+
+    @property
+    def closed(self):
+        """Whether the group is destroyed: nothing is possible any more."""
+        return a32_load_sc(&self.is_closed) != 0
+
+    @closed.setter
+    def closed(self, bint closed):
+        a32_store_sc(&self.is_closed, closed)
+
+    cdef int check_open(self) except -1:
+        if a32_load_sc(&self.is_closed):
+            raise StaleReferenceError("the group is destroyed, or belongs to the process this one was forked from")
+        return 0
 
 
 cdef class Block:
