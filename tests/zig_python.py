@@ -12,6 +12,7 @@ NumPy and gRPC import, not OpenSSL: another Python's pip installs packages for i
 
 import argparse
 import os
+import re
 import sys
 import tarfile
 import tempfile
@@ -45,11 +46,20 @@ def unpack(archive: Path, folder: Path) -> Path:
     return found
 
 
-def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str], *settings: str) -> None:
-    """Build a program and install it; `settings` are variables of its Makefile."""
+def install(sources: Path, folder: Path, options: list[str], environment: dict[str, str], **settings: str) -> None:
+    """Build a program and install it; `settings` are variables of its Makefile.
+
+    They are written into it: Python up to 3.11 builds its modules by programs that read it, and would not see what is
+    said on make's command line.
+    """
     run("./configure", f"--prefix={folder}", *options, cwd=sources, env=environment)
-    run("make", "-j", os.cpu_count(), *settings, cwd=sources, env=environment)
-    run("make", "install", *settings, cwd=sources, env=environment)
+    for makefile in (sources / "Makefile.pre", sources / "Makefile") if settings else ():  # that order: make compares
+        text = makefile.read_text()
+        for name, value in settings.items():
+            text = re.sub(rf"^{name}=.*$", f"{name}={value}", text, flags=re.M)
+        makefile.write_text(text)
+    run("make", "-j", os.cpu_count(), cwd=sources, env=environment)
+    run("make", "install", cwd=sources, env=environment)
 
 
 def main() -> None:
@@ -85,8 +95,8 @@ def main() -> None:
         options = ["--without-ensurepip", "--disable-test-modules"]
         # `configure` does not know zig's targets; wheels have modules with the names of the C library.
         names = f"cpython-{given.version.replace('.', '')}-{MACHINE}-linux-{'musl' if given.libc == 'musl' else 'gnu'}"
-        settings = [f"SOABI={names}", f"EXT_SUFFIX=.{names}.so"]
-        install(unpack(archive, work / "python"), folder, options, environment, *settings)
+        settings = {"SOABI": names, "EXT_SUFFIX": f".{names}.so"}
+        install(unpack(archive, work / "python"), folder, options, environment, **settings)
     python = folder / f"bin/python{given.version}"
     if given.libc != "musl":
         # In the old form, which zig does not write and which counts for the modules of wheels, too.

@@ -100,8 +100,24 @@ def test_values_are_kept_for_a_node_that_the_first_view_of_a_head_does_not_list(
         kept.tend(members)
     assert dropped == [("gone", 8)]
     assert kept.claim("back", 7).objref == 7
-    kept.drop("back")
-    assert dropped == [("gone", 8)]
+
+
+def test_object_is_kept_until_its_node_has_claimed_all():
+    """The node used an answer on a stream that had ended here, released the next one, and claimed in vain then."""
+    kept, dropped, held = Kept(), [], set()  # held: what the node holds over the stream that it claims on
+    kept.find = lambda node, objref: "ref" if objref in held else None
+    kept.on_drop = lambda node, objref: None if kept.is_held(node, objref) else dropped.append(objref)
+    kept.keep("peer", [SimpleNamespace(objref=7), SimpleNamespace(objref=8)])
+    assert kept.claim("peer", 7).objref == 7
+    held.add(7)
+    held.discard(7)  # the peer's release of the answer
+    assert kept.is_held("peer", 7)
+    assert kept.claim("peer", 7).objref == 7
+    held.add(7)
+    kept.drop("peer")
+    assert dropped == [8]
+    assert kept.claim("peer", 7) == "ref"
+    assert kept.claim("peer", 8) is None
 
 
 def test_stream_that_ends_without_objects_does_not_keep_others_longer(monkeypatch):

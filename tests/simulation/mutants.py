@@ -108,6 +108,8 @@ MUTANTS = [
     Mutant("claim: another naming is not counted", "claiming", "known.named += 1  # another", "pass  # another"),
     Mutant("claim: values of a stream that ended are forgotten", "remote_values",
            "            absent.values.setdefault(source.objref, []).append(unclaimed)\n", ""),
+    Mutant("claim: an object is dropped once it is claimed", "remote_values",
+           "found = self._held(node).get(objref)", "found = self._held(node).pop(objref, None)"),
     Mutant("claim: a stream that has not ended here yet", "remote_values",
            "return self.find(node, objref) if found is None else found", "return found"),
     Mutant("uplink: remote values of the last one", "value_traffic", "        self.remote.adopt()\n", ""),

@@ -532,8 +532,12 @@ class Kept:
         return self._objects[node][1] if node in self._objects else {}
 
     def claim(self, node: str, objref: int) -> ObjectRef | None:
-        """Return and remove an object that a node claims; None when it is not held for that node."""
-        found = self._held(node).pop(objref, None)
+        """Return an object that a node claims; None when it is not held for that node.
+
+        It stays here until the node has claimed all. The node may get the answer to an earlier claim later, on a stream
+        whose end it has not noticed; then it uses that one, releases this one, and claims once more.
+        """
+        found = self._held(node).get(objref)
         return self.find(node, objref) if found is None else found
 
     def is_held(self, node: str, objref: int) -> bool:
