@@ -82,6 +82,7 @@ cdef class GroupMemory:
     cdef char *ring(self, int source, int target) noexcept nogil
     cdef uint64_t offset_of(self, const void *at, uint64_t nbytes) noexcept nogil
     cdef void wake_all(self) noexcept nogil
+    cdef int _collect(self) except -1
     cdef int wait(self, const uint64_t *word, uint64_t least, int rank, uint64_t seq,
                   int64_t *deadline_ns) noexcept nogil
     cdef void _leave_processor(self, int rank, int64_t now) noexcept nogil

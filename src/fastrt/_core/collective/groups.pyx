@@ -375,7 +375,7 @@ cdef class GroupMemory:
         block.memory, block.offset, block.nbytes, block.is_result = self, offset, nbytes, True
         return block
 
-    def _collect(self):
+    cdef int _collect(self) except -1:
         """Free the blocks that were dropped, and the shared results that no rank uses any more."""
         cdef uint64_t offset
         cdef const uint8_t *held

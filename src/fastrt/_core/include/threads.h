@@ -46,7 +46,7 @@ static inline void frt_set_left(frt_ctx *x) {
 }
 #else
 #define FRT_NO_GIL 0
-#define frt_threads_init(x, former) ((void)0)
+#define frt_threads_init(x, former) ((void)(former))
 #define frt_threads_take(x) ((void)0)
 #define frt_threads_give(x) ((void)0)
 #define frt_has_left(x) 0

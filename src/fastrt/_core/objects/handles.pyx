@@ -540,6 +540,9 @@ cdef class Writer:
         Returns:
             A Ref to it; None for the result of a task.
         """
+        return self._seal(refs)
+
+    cdef object _seal(self, refs):
         self._check_open()
         writer_contain(self, refs)
         self.done = True
@@ -570,7 +573,7 @@ cdef class Writer:
         self.objref = x.entries[self.index].objref
         object_hold_new(x, self.index, True)
         self.pinned = True
-        return self.seal()
+        return self._seal(())
 
     @property
     def owner(self):

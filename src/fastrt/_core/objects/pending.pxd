@@ -14,5 +14,6 @@ cdef class Watch:
 
     cdef int _merge(self) except -1
     cdef list _collect(self)
+    cdef int _poke(self) except -1
     cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, bint any_wake, uint32_t word,
                     int64_t deadline) noexcept nogil

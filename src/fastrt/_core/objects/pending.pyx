@@ -55,10 +55,13 @@ cdef class Watch:
         a64_or_sc(frt_mine(x, ref.index, FRT_WAITS), x.me_bit)
         # The sealer stores the state and then reads the bits; here it is the other way round.
         if object_is_sealed_sc(x, ref.index):
-            self.poke()
+            self._poke()
 
     def poke(self):
         """Make `wait` return soon, with or without a result. Any thread may call this."""
+        self._poke()
+
+    cdef int _poke(self) except -1:
         a32_add_sc(&self.poked, 1)
         if a32_load_sc(&self.asleep) and self.client.usable():
             client_wake(&self.client.x, self.client.x.me)
