@@ -47,7 +47,11 @@ LEAVE = {
     "abort": ("os.abort()", -6),
     "thread": ("threading.Thread(target=fastrt.get, args=[refs], daemon=True).start(); sys.exit(0)", 0),
     "exec": ("os.execv('/bin/true', ['true'])", 0),
-    "killed daemon first": ("os.kill(rt._processes.daemon.pid, 9); os.kill(os.getpid(), 9)", -9),
+    # No other thread of the driver runs in between: one would start the next daemon, which would clean up.
+    "killed daemon first": (
+        "sys.setswitchinterval(1000); os.kill(rt._processes.daemon.pid, 9); os.kill(os.getpid(), 9)",
+        -9,
+    ),
     "killed daemon, then exit": ("os.kill(rt._processes.daemon.pid, 9)", 0),
 }
 # Python ends by the same steps as after "return" or "exception", the kernel by the same as after "term".
