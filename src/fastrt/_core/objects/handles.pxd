@@ -26,7 +26,7 @@ cdef class Writer:
     cdef uint64_t traced
 
     cdef int _check_open(self) except -1
-    cdef object _seal(self, refs)
+    cpdef object seal(self, refs=*)
 
 cdef int writer_contain(Writer w, refs) except -1
 cdef Ref ref_wrap(Client client, uint32_t index)

@@ -532,7 +532,7 @@ cdef class Writer:
             PyBuffer_Release(&view)
 
     @cython.critical_section
-    def seal(self, refs=()):
+    cpdef object seal(self, refs=()):
         """Make the value immutable and visible.
 
         Args:
@@ -540,9 +540,6 @@ cdef class Writer:
         Returns:
             A Ref to it; None for the result of a task.
         """
-        return self._seal(refs)
-
-    cdef object _seal(self, refs):
         self._check_open()
         writer_contain(self, refs)
         self.done = True
@@ -573,7 +570,7 @@ cdef class Writer:
         self.objref = x.entries[self.index].objref
         object_hold_new(x, self.index, True)
         self.pinned = True
-        return self._seal(())
+        return self.seal()
 
     @property
     def owner(self):

@@ -249,7 +249,7 @@ cdef class FileWriter(Writer):
         self.out.copy(offset, source)
 
     @cython.critical_section
-    def seal(self, refs=()):
+    cpdef object seal(self, refs=()):
         """Make the value immutable and visible; as `Writer.seal`."""
         cdef frt_ctx *x = &self.client.x
         self._check_open()
@@ -359,7 +359,7 @@ cdef class FileFill(Fill):
         Fill._abort(self)
 
     @cython.critical_section
-    def seal(self, refs=()):
+    cpdef object seal(self, refs=()):
         """Make the bytes visible; the value is an ordinary one in a file from now on, and needs its source no more."""
         cdef frt_ctx *x = &self.client.x
         cdef uint64_t *state = frt_state(x, self.index)
