@@ -223,6 +223,7 @@ class Daemon:
             ClusterNodes: self._on_cluster,
             Holds: admission.on_holds,
             **self._kept.handlers,
+            **self._janitor.ended.handlers,
             RemoteOutput: self._output.on_remote_output,
         }
 
@@ -452,7 +453,7 @@ class Daemon:
                 status = self._statuses.get(member.pid)
                 how = self._monitor.how(member.pid, status, self._oom_kills.story())
                 self._actors.fell(member.index, member.pid, how)
-                self._janitor.bury(member.index, member.pid, how, status)
+                self._janitor.bury(member.index, member.pid, how, status, member.left)
             except LockStuck:
                 continue  # by a stopped process; the next tick tries again
             self._actors.ended(member.pid, how)

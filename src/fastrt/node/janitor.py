@@ -17,6 +17,7 @@ from fastrt.errors import (
     TaskTimeoutError,
     WorkerCrashedError,
 )
+from fastrt.node.ended_processes import EndedProcesses
 from fastrt.node.kept import StandIns
 from fastrt.node.memory_limit import LACK
 from fastrt.store import unread
@@ -33,14 +34,16 @@ class Janitor:
 
     Attributes:
         stand_ins: promises of values of other nodes, which another uplink may fetch.
+        ended: the last processes that have ended.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.stand_ins = StandIns(store.client, self._lose)
+        self.ended = EndedProcesses(store.client)
         self.ends_session = False  # processes end by order of the daemon: errors of their calls are not news
 
-    def bury(self, client: int, pid: int, how: str, status: int | None = None) -> None:
+    def bury(self, client: int, pid: int, how: str, status: int | None = None, has_left: bool = False) -> None:
         """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
 
         Args:
@@ -48,12 +51,15 @@ class Janitor:
             pid: its process id.
             how: how it ended, for `WorkerCrashedError`; see `explain`.
             status: its wait status where known: it names the signal.
+            has_left: whether it said before that it leaves the session.
         """
+        row = self.ended.about(client, how, status, has_left)
         kind = OutOfMemoryError if LACK in how else WorkerCrashedError
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         found = recover(self._store.client, client, False, kind.__name__, how, number)
         unread.discard()  # errors that only the dead process held
         self._end_all(found, pid, how)
+        self.ended.add(row)
 
     def end_job(self, client: int, pid: int) -> None:
         """End the tasks of a driver that leaves the session while its process goes on.

@@ -226,7 +226,8 @@ def inquire(path: str, question: Message, answer: type[M], timeout_s: float = 10
 
     Args:
         path: of the daemon's socket.
-        question: `ListNodes`, `ListDemand`, `RequestResources`, `ListGroups`, `RemoveGroup` or `FindActor`.
+        question: `ListNodes`, `ListDemand`, `RequestResources`, `ListGroups`, `RemoveGroup`,
+            `ListEndedProcesses` or `FindActor`.
         answer: the message that answers it.
         timeout_s: how long to wait for the answer.
         patient: whether to ask the daemon that takes the place of a dead one. Programs of the session do; a tool that

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastrt._core.memory import clients
@@ -28,6 +29,8 @@ from fastrt.ray.util.state.common import (
 )
 from fastrt.runtime.state_api import actor_ids, rows_of
 from fastrt.store import client as store_client
+from fastrt.store import join
+from fastrt.store.process_messages import EndedProcessList, ListEndedProcesses
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.functions import inner_name
 
@@ -92,9 +95,9 @@ def list_tasks(
     if not states or "FAILED" in states:
         failed = rows_of("tasks", limit=0, all_nodes=True, timeout=timeout, state="failed", retried=False)
     ids = actor_ids(timeout) if any(row["actor"] is not None for row in pending) else {}
-    job = _only_job()
-    found = [_task(row, ids.get((row.get("node"), row["actor"])), job or _job_here(row)) for row in pending]
-    return _select(TaskState, [*found, *(_failed(row, job) for row in failed)], filters, limit)
+    job, processes = _only_job(), _processes_of([*pending, *failed])
+    found = [_task(row, ids.get((row.get("node"), row["actor"])), job or _job_here(row), processes) for row in pending]
+    return _select(TaskState, [*found, *(_failed(row, job, processes) for row in failed)], filters, limit)
 
 
 def list_objects(
@@ -109,7 +112,10 @@ def list_workers(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[WorkerState]:  # fmt: skip
-    """Return the drivers, workers and actors' processes of this node; arguments as for `list_actors`."""
+    """Return the drivers, workers and actors' processes of this node; arguments as for `list_actors`.
+
+    The last 500 that have ended come after those that live, with `exit_type` and `exit_detail`.
+    """
     return _select(WorkerState, _workers(), filters, limit)
 
 
@@ -280,28 +286,37 @@ def _actor(row: dict[str, Any]) -> ActorState:
     )  # fmt: skip
 
 
-def _task(row: dict[str, Any], actor_id: str | None, job_id: str | None) -> TaskState:
+def _task(
+    row: dict[str, Any], actor_id: str | None, job_id: str | None, processes: Mapping[int | None, str]
+) -> TaskState:
     state = "PENDING_NODE_ASSIGNMENT" if row["waits_for"] == "resources" else _TASKS[row["state"]]
     kind = "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK"
-    runs = row["pid"] is not None
+    node = _node_of(row) if row["pid"] is not None else None
     name = inner_name(row["name"])
     return TaskState(
         TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, row["given_name"] or name,
         state, kind, name,
         job_id=job_id, actor_id=None if actor_id is None else ActorID.widened(actor_id).hex(),
-        node_id=_node_of(row) if runs else None, worker_pid=row["pid"],
+        node_id=node, worker_pid=row["pid"], worker_id=_process_of(row, processes),
     )  # fmt: skip
 
 
-def _failed(row: dict[str, Any], job_id: str | None) -> TaskState:
+def _failed(row: dict[str, Any], job_id: str | None, processes: Mapping[int | None, str]) -> TaskState:
     name = inner_name(row["name"])
     kind = _ERRORS.get(row["type"], "TASK_EXECUTION_EXCEPTION")
     return TaskState(
         TaskID.widened(row["result"] or row["task_id"]).hex(), row["attempt"] - 1, name, "FAILED",
         "NORMAL_TASK" if row["actor"] is None else "ACTOR_TASK", name, job_id=job_id, node_id=_node_of(row),
-        worker_pid=row["pid"], error_type=kind, error_message=f"{row['type']}: {row['message']}",
+        worker_pid=row["pid"], worker_id=_process_of(row, processes), error_type=kind,
+        error_message=f"{row['type']}: {row['message']}",
         end_time_ms=int(row["time"] * 1000),
     )  # fmt: skip
+
+
+def _process_of(row: dict[str, Any], processes: Mapping[int | None, str]) -> str | None:
+    """The id of the process that ran a task here; None of another node's."""
+    is_here = row.get("node") is None or _node_of(row) == NodeID.widened(store_client.require().client.segment.session)
+    return processes.get(row["pid"]) if is_here else None
 
 
 def _object(row: dict[str, Any]) -> ObjectState:
@@ -314,25 +329,33 @@ def _object(row: dict[str, Any]) -> ObjectState:
 
 
 def _workers() -> list[WorkerState]:
+    """The processes of this node: those that live, then the last that have ended, the newest first."""
     store = store_client.require()
     session, ip = store.client.segment.session, get_node_ip_address()
     kinds = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
     node = NodeID.widened(session).hex()
     booted_s, ticks = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
-    return [
-        WorkerState(
-            WorkerID.widened(f"{session}{row['client']:04x}{row['gen']:08x}").hex(),
-            True,
-            kinds[row["kind"]],
-            node,
-            ip,
-            row["pid"],
-            start_time_ms=int((booted_s + row["start_time"] / ticks) * 1000),
-            end_time_ms=0,
-        )
-        for row in clients.table(store.client.segment)
-        if row["kind"] in kinds
+
+    def row(slot: int, gen: int, kind: str, pid: int, started: int, end_ms: int = 0) -> WorkerState:
+        process = WorkerID.widened(f"{session}{slot:04x}{gen:08x}").hex()
+        begin_ms = int((booted_s + started / ticks) * 1000)
+        return WorkerState(process, not end_ms, kind, node, ip, pid, start_time_ms=begin_ms, end_time_ms=end_ms)
+
+    found = [
+        row(one["client"], one["gen"], kinds[one["kind"]], one["pid"], one["start_time"])
+        for one in clients.table(store.client.segment)
+        if one["kind"] in kinds
     ]
+    asked = join.inquire(store.socket_path, ListEndedProcesses(), EndedProcessList, patient=True)
+    for one in reversed(asked.processes):
+        ended = row(one.slot, one.gen, one.kind, one.pid, one.start_time, one.end_ms)
+        found.append(replace(ended, exit_type=one.cause, exit_detail=one.detail))
+    return found
+
+
+def _processes_of(rows: Sequence[dict[str, Any]]) -> dict[int | None, str]:
+    """The ids of this node's processes by their pids, if a row has one."""
+    return {one.pid: one.worker_id for one in reversed(_workers())} if any(row["pid"] for row in rows) else {}
 
 
 def _counted(rows: Sequence[Any], *names: str) -> dict[tuple[str, ...], dict[str, int]]:
