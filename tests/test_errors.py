@@ -1,6 +1,7 @@
 """The hierarchy, the code table, and what a TaskError keeps of its cause on the way to the driver."""
 
 import asyncio
+import builtins
 import copy
 import pickle
 import sys
@@ -260,7 +261,18 @@ def test_cause_that_is_no_ordinary_exception_is_inherited():
             assert isinstance(error, TaskError)
             assert isinstance(error, type(cause))
             assert error.args == cause.args
+            ends_on_ray = not isinstance(cause, asyncio.CancelledError)
+            assert isinstance(error, errors.WorkerCrashedError) is ends_on_ray
     assert wrapped(SystemExit(3)).code == 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_group_that_allows_no_second_base_is_an_error_of_the_worker():
+    error = wrapped(builtins.BaseExceptionGroup("here", [KeyboardInterrupt()]))
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(one, TaskError)
+        assert isinstance(one, errors.WorkerCrashedError)
+        assert one.cause.message == "here"
 
 
 def test_cause_that_would_end_a_loop_is_not_inherited():

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from fastrt import ObjectRef, ids
+from fastrt.errors import UnsupportedError
 
 BYTES = {
     ids.ActorID: 16, ids.JobID: 4, ids.NodeID: 28, ids.PlacementGroupID: 18, ids.TaskID: 24, ids.UniqueID: 28,
@@ -30,6 +31,14 @@ def test_id_is_its_digits_and_its_bytes_of_rays_number(kind):
     assert not one.is_nil()
     assert kind.from_random() != kind.from_random()
     assert kind.nil().size() == kind.from_random().size() == BYTES[kind]
+
+
+def test_ids_contain_no_other_ids():
+    with pytest.raises(UnsupportedError, match=r"no job_id\(\) of a TaskID.*get_runtime_context"):
+        ids.TaskID.from_random().job_id()
+    assert not hasattr(ids.ActorID.nil(), "job_id")
+    with pytest.raises(AttributeError, match="'JobID' object has no attribute 'colour'"):
+        ids.JobID.nil().colour  # noqa: B018
 
 
 def test_job_has_a_number():

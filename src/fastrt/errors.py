@@ -192,7 +192,7 @@ class ObjectStoreFullError(MemoryError, FastrtError):
     may_pass: bool = False
 
 
-class StaleReferenceError(FastrtError):
+class StaleReferenceError(FastrtError, ValueError):
     """The reference or handle names an object that is gone: it was released, or its session has ended.
 
     Keep the ObjectRef alive as long as its object is needed, and never use one in a later session.
@@ -326,9 +326,10 @@ class TaskError(FastrtError):
             pid: the worker's process id; default: this process.
             traceback_text: default: the traceback of `exc`, formatted here.
         Returns:
-            An instance of TaskError and of the cause's type, also of `SystemExit` and `KeyboardInterrupt`; of
-            TaskError alone if the cause is a `StopIteration` or `GeneratorExit` (it must not end the caller's
-            loop or generator), or if its class allows no second base.
+            An instance of TaskError and of the cause's type, or of TaskError alone if the cause is a `StopIteration`
+            or `GeneratorExit` (it must not end the caller's loop or generator), or if its class allows no second base.
+            If the cause is no `Exception`, such as `SystemExit`, it is a `WorkerCrashedError`, too: programs that were
+            written for Ray catch that.
         """
         text = format_user_traceback(exc) if traceback_text is None else traceback_text
         cause = exc.cause if isinstance(exc, TaskError) else exc
@@ -397,7 +398,13 @@ def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text:
             return _make_dual(cause, task_name, pid, traceback_text)
         except Exception:  # user classes may refuse subclassing or construction in any way they like
             pass
-    return TaskError(task_name, pid, traceback_text, cause)
+    alone = _dual_class(WorkerCrashedError) if cause is not None and _ends_rays_worker(type(cause)) else TaskError
+    return alone(task_name, pid, traceback_text, cause)
+
+
+def _ends_rays_worker(kind: type[BaseException]) -> bool:
+    """Whether a worker of Ray ends when a task raises this."""
+    return not issubclass(kind, (Exception, GeneratorExit)) and kind.__name__ != "CancelledError"  # asyncio's
 
 
 def _make_dual(cause: BaseException, task_name: str, pid: int, traceback_text: str) -> TaskError:
@@ -441,7 +448,8 @@ def _dual_class(kind: type[BaseException]) -> type[TaskError]:
     if issubclass(TaskError, kind):
         return TaskError
     space = {"__module__": __name__, "__qualname__": f"TaskError({kind.__qualname__})", "__doc__": kind.__doc__}
-    return type(f"TaskError({kind.__name__})", (TaskError, kind), space)
+    bases = (TaskError, WorkerCrashedError, kind) if _ends_rays_worker(kind) else (TaskError, kind)
+    return type(f"TaskError({kind.__name__})", bases, space)
 
 
 # One pickled exception of a chain: its bytes (None if it cannot be pickled), the positions of its cause and context in

@@ -11,9 +11,12 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fastrt.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_PARTS = ("job_id", "actor_id")  # ids that ids of Ray contain
 OWN_DIGITS, OWN_NODE_DIGITS = 16, 32  # of fastrt's own ids of tasks and actors, and of nodes
 _NODE_DIGITS_OF_GROUPS = 16
 
@@ -23,6 +26,10 @@ _NODE_ID = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{24})?")
 def is_node_id(text: str) -> bool:
     """Whether a text can be the id of a node, in fastrt's length or in Ray's."""
     return _NODE_ID.fullmatch(text) is not None
+
+
+class AbsentPartError(UnsupportedError, AttributeError):
+    """An id of Ray contains another one, and that of fastrt does not."""
 
 
 class BaseID(str):
@@ -45,6 +52,14 @@ class BaseID(str):
         if len(digits) != 2 * cls._BYTES:
             raise ValueError(f"{cls.__name__} has {cls._BYTES} bytes; {len(digits) // 2} are given")
         return str.__new__(cls, digits)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PARTS:
+            raise AbsentPartError(
+                f"fastrt has no {name}() of a {type(self).__name__}: its ids do not contain each other. "
+                f"ray.get_runtime_context() and the rows of ray.util.state have a {name}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self!s})"

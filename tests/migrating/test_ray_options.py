@@ -4,6 +4,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import UnsupportedError
+from fastrt.ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
 from fastrt.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 
@@ -130,3 +131,21 @@ def test_wrong_options_are_errors_of_both_kinds():
         with pytest.raises(ValueError, match=r"option|coroutine") as info:
             make()
         assert isinstance(info.value, TypeError)
+
+
+def test_config_of_an_environment_is_checked_and_has_no_effect():
+    task = fastrt.remote(lambda: 1)
+    for good in ({"setup_timeout_seconds": 10}, {"setup_timeout_seconds": -1, "eager_install": False}, {}):
+        for config in (good, RuntimeEnvConfig(**good)):
+            assert task.options(runtime_env={"config": config})
+            assert RuntimeEnv(config=config) == {}
+    for bad in ({"setup_timeout_seconds": 0}, {"setup_timeout_seconds": 1.0}, {"eager_install": 1}):
+        for refuse in (
+            lambda bad=bad: task.options(runtime_env={"config": bad}),
+            lambda bad=bad: RuntimeEnvConfig(**bad),
+            lambda bad=bad: RuntimeEnv(config=bad),
+        ):
+            with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
+                refuse()
+    with pytest.raises(TypeError, match="must be a dict or a RuntimeEnvConfig"):
+        task.options(runtime_env={"config": 5})

@@ -267,3 +267,24 @@ def test_logs_of_the_state_api_are_the_kept_output(program):
         """
     )
     assert one.finish()[0] == "give node_id or node_ip\nget_object_locations needs a session: call ray.init() first\n"
+
+
+def test_memory_is_rounded_down_and_accelerators_have_their_type(program):
+    one = program(
+        """
+        from fastrt import ray
+        with ray.init(num_cpus=1, object_store_memory=64 << 20, _memory=2.2, resources={"neuron_cores": 2}):
+            assert ray.cluster_resources()["memory"] == 2
+            assert ray.cluster_resources()["accelerator_type:aws-neuron-core"] == 1
+            old = ray.put(1)
+        with ray.init(num_cpus=1, object_store_memory=64 << 20, _memory=0.2):
+            assert ray.get(ray.remote(memory=0.5)(lambda: 1).remote(), timeout=30) == 1
+            try:
+                ray.get(old)
+            except ValueError as exc:
+                assert "a session that has ended" in str(exc)
+            else:
+                raise AssertionError("no error")
+        """
+    )
+    one.finish()

@@ -9,6 +9,8 @@ from fastrt.config import RESOURCE_PARTS, Config
 from fastrt.net.address import own_address
 from fastrt.tasks.resources import CPU, HEAD, MEMORY, NODE, STORE_MEMORY, parts_of
 
+_ACCELERATORS = {"neuron_cores": "accelerator_type:aws-neuron-core"}  # there is one type of these
+
 
 def resources_of(config: Config, is_head: bool, cluster: bool) -> dict[str, int]:
     """Return the parts of a node's resources by name, with those that each node has under names of Ray.
@@ -24,6 +26,7 @@ def resources_of(config: Config, is_head: bool, cluster: bool) -> dict[str, int]
         return {}
     amounts: dict[str, float] = {CPU: config.num_workers, MEMORY: config.memory}
     amounts |= {STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
+    amounts |= {accelerator: 1 for resource, accelerator in _ACCELERATORS.items() if config.resources.get(resource)}
     return dict(parts_of({**amounts, **({HEAD: 1} if is_head else {}), **config.resources}))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastrt.errors import UnsupportedError
 from fastrt.ray.refusals import refuse
-from fastrt.tasks.runtime_env import environment_of
+from fastrt.tasks.runtime_env import check_config, environment_of
 
 __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
 
@@ -15,12 +15,16 @@ class RuntimeEnvConfig(dict[str, Any]):
     """Settings of the making of an environment; they change nothing here.
 
     Args:
-        setup_timeout_seconds: seconds that the making may take.
+        setup_timeout_seconds: seconds that the making may take; -1: any number.
         eager_install: whether it begins when the job starts.
+    Raises:
+        TypeError: a value has another type.
+        ValueError: the seconds are neither above 0 nor -1.
     """
 
     def __init__(self, setup_timeout_seconds: int = 600, eager_install: bool = True, **more: Any) -> None:
         super().__init__(setup_timeout_seconds=setup_timeout_seconds, eager_install=eager_install, **more)
+        check_config(self)
 
 
 class RuntimeEnv(dict[str, Any]):
@@ -69,7 +73,7 @@ class RuntimeEnv(dict[str, Any]):
                     )
                 )
         if _validate:
-            environment_of(found)
+            environment_of({**found, "config": config})
         super().__init__(found)
 
     def to_dict(self) -> dict[str, Any]:

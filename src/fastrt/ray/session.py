@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -229,6 +230,8 @@ def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in more.items():
         name = _RENAMED.get(name, name)
+        if name == "memory" and isinstance(value, float) and math.isfinite(value):
+            value = int(value)  # Ray rounds parts of a byte down
         if name in known:
             found[name] = value
         elif name in WITHOUT_MEANING or value is None or value is False:

@@ -124,6 +124,7 @@ class _Bound(Protocol):
 
 _FIELDS = tuple(field.name for field in fields(Environment))
 _KEYS = tuple(name for name in _FIELDS if name not in ("packages", "namespace", "strategy"))
+_CONFIG = "config"  # of Ray's; without effect
 _current: Environment | None = None
 _heritage: Environment | None = None  # for tasks of this process: the current one without the placement group
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
@@ -186,9 +187,10 @@ def environment_of(given: Any) -> Environment | None:
     if not isinstance(given, Mapping):
         raise TypeError(f"runtime_env is {given!r}; it must be a dict like {{'env_vars': {{'NAME': 'value'}}}}")
     for key in given:
-        if key not in _KEYS:
+        if key not in (*_KEYS, _CONFIG):
             raise ConfigError(_unknown(key))
     about = {key: value for key, value in given.items() if value is not None}
+    check_config(about.get(_CONFIG, {}))
     found = Environment(
         _variables(about["env_vars"]) if "env_vars" in about else None,
         _folder("working_dir", about["working_dir"]) if "working_dir" in about else None,
@@ -206,6 +208,24 @@ def environment_of(given: Any) -> Environment | None:
 
 def _pairs(one: Environment, other: Environment) -> list[tuple[str, Any, Any]]:
     return [(key, getattr(one, key), getattr(other, key)) for key in _FIELDS]
+
+
+def check_config(config: Any) -> None:
+    """Check Ray's settings of the making of an environment, which change nothing here.
+
+    Raises:
+        TypeError: they are no dict, or a value has another type.
+        ValueError: the seconds are neither above 0 nor -1, which is no limit.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"runtime_env's config is {config!r}; it must be a dict or a RuntimeEnvConfig")
+    seconds = config.get("setup_timeout_seconds", -1)
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        raise TypeError(f"setup_timeout_seconds is {seconds!r}; it must be a whole number of seconds")
+    if seconds <= 0 and seconds != -1:
+        raise ValueError(f"setup_timeout_seconds is {seconds}; it must be above 0, or -1 for no limit")
+    if not isinstance(config.get("eager_install", True), bool):
+        raise TypeError(f"eager_install is {config['eager_install']!r}; it must be True or False")
 
 
 def _unknown(key: object) -> str:

@@ -98,13 +98,15 @@ class Metric:
         description: for people.
         tag_keys: the names of its tags; each combination of their values is a series.
     Raises:
-        TypeError: the keys are not a tuple of texts.
+        TypeError: the name is no text, or the keys are not a tuple of texts.
         ValueError: the name is empty or one of fastrt's own, or the texts are too long.
     """
 
     _KIND = ""
 
     def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric is a text, not of {type(name).__name__}")
         if not name:
             raise ValueError("a metric needs a name")
         if name.startswith(_OWN):
