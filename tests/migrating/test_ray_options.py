@@ -133,6 +133,10 @@ def test_wrong_options_are_errors_of_both_kinds():
         assert isinstance(info.value, TypeError)
 
 
+def test_owner_of_a_value_has_no_effect(rt):
+    assert fastrt.get(fastrt.put(5, _owner=Restarting.remote())) == 5
+
+
 def test_config_of_an_environment_is_checked_and_has_no_effect():
     task = fastrt.remote(lambda: 1)
     for good in ({"setup_timeout_seconds": 10}, {"setup_timeout_seconds": -1, "eager_install": False}, {}):

@@ -130,6 +130,24 @@ def test_environment_is_there_for_a_task_and_gone_for_the_next(rt, folder):
         assert get(look.remote()) == before
 
 
+def test_variables_are_made_of_the_workers(rt):
+    @fastrt.remote
+    def of_worker(*names):
+        return [os.environ.get(name) for name in names]
+
+    (path,) = get(of_worker.remote("PATH"))
+    inner = {"PATH": "/in:${PATH}", NAME: "a${FASTRT_TEST_ABSENT}b$FASTRT_TEST_ABSENT"}
+
+    @fastrt.remote
+    def nested():
+        return [of_worker.options(runtime_env={"env_vars": inner}).remote("PATH", NAME)]
+
+    values = [f"/in:{path}", "ab$FASTRT_TEST_ABSENT"]
+    assert get(of_worker.options(runtime_env={"env_vars": inner}).remote("PATH", NAME)) == values
+    assert get(get(nested.options(runtime_env={"env_vars": {"PATH": "/out:${PATH}"}}).remote())) == [values]
+    assert get(of_worker.remote("PATH", NAME)) == [path, None]
+
+
 def test_environment_is_gone_after_an_exception_and_what_the_task_itself_did_too(rt, folder):
     before = get(look.remote())
     with pytest.raises(TaskError, match="here"):

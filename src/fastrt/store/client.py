@@ -520,12 +520,13 @@ def _forget_lock_after_fork() -> None:
     _lock = threading.RLock()
 
 
-def put(value: _T) -> ObjectRef[_T]:
+def put(value: _T, *, _owner: object = None) -> ObjectRef[_T]:
     """Store a value in shared memory.
 
     Args:
         value: anything that can be pickled. Arrays, `bytes`-like buffers, frames and tensors are copied once,
             into memory that every process of the node can map. One of `fastrt.empty` is sealed there, and read-only.
+        _owner: taken for Ray's sake: a value does not end with the process that made it, nor with another one.
     Returns:
         A reference; the value lives as long as any reference to it or view of it.
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections import OrderedDict
@@ -25,6 +26,7 @@ from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.runtime_env import Environment
 from fastrt.tasks.setup_hook import SetupHook
 
+_ABSENT = re.compile(r"\$\{[A-Z0-9_]+\}")  # variables that do not exist, after those that do were put in
 _SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
 
 
@@ -67,7 +69,7 @@ def apply(store: Store, environment: Environment, here: Environment | None = Non
         from fastrt.worker import installing
 
         installing.check_loaded(here)
-    os.environ.update(dict(here.env_vars or ()))
+    os.environ.update({name: _expanded(value) for name, value in here.env_vars or ()})
     if here.working_dir is not None:
         try:
             os.chdir(here.working_dir)
@@ -75,6 +77,15 @@ def apply(store: Store, environment: Environment, here: Environment | None = Non
             raise RuntimeEnvError(f"the runtime_env's working_dir cannot be entered: {exc}") from exc
     sys.path[:0] = folders
     environments.set_current(environment)
+
+
+def _expanded(value: str) -> str:
+    """The value of a variable, in which `${NAME}` and `$NAME` stand for variables of this process.
+
+    Source:
+        `update_envs` in Ray's `_private/utils.py`: of variables that do not exist, `${NAME}` is nothing.
+    """
+    return _ABSENT.sub("", os.path.expandvars(value)) if "$" in value else value
 
 
 class Prepared:
