@@ -48,7 +48,8 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
                   "actors": 6, "streams": 8, "both": 8, "still": 0,
                   "parts": 12, "parted": 3, "late": 3, "relay": 6, "cross": 12,
                   "small": 8, "chain": 3, "mesh": 12, "groups": 6, "regrouped": 8, "reserved": 1, "heirs": 8,
-                  "standby": 5, "daemons": 8, "crowds": 6, "stops": 4, "named": 6 * (seed % 4 > 1)}[family]  # fmt: skip
+                  "standby": 5, "daemons": 8, "crowds": 6, "stops": 4, "named": 6 * (seed % 4 > 1),
+                  "full": 6 * (seed % 3 > 0), "tight": 5 * (seed % 3 > 0)}[family]  # fmt: skip
         retries = family in RETRIED or (family == "breaks" and seed % 2 == 0) or (family == "mesh" and seed % 4 != 3)
         machines = family in LOSING and bool(faults)
         drivers = 2 + seed % 2 + 2 * (family in ("herd", "back", "late", "relay"))

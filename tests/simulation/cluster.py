@@ -9,6 +9,7 @@ The invariants, checked at each read and at the end:
 - a task that was cancelled while it ran ends, wherever it runs; no task is forwarded more often than allowed;
 - an uplink's death ends the tasks that had come through it from other nodes;
 - when nothing is used any more, no node holds a task, a reservation or an object, and the arenas are sound;
+- no last copy of a value is dropped, a value that may go to a file finds room, and no file is left (`spilling`);
 - no value is given up while no machine is lost and the head reaches all nodes, and none is made again that is unused;
 - whenever nothing is on its way between two nodes, they agree (`invariants`);
 - calls of one caller begin in their order in each process of an actor, and not more often than their retries allow;
@@ -39,7 +40,7 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, remote_values, uplink, value_traffic
 from fastrt.cluster.claims import CLAIM_S
-from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, WorkerCrashedError
+from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, ObjectStoreFullError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.node import janitor, kept
@@ -47,7 +48,7 @@ from fastrt.store import unread
 from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
 
-from . import invariants
+from . import invariants, spilling
 from .families import family_of
 from .faults import BEGIN_S, Faults
 from .heads import Agreeing
@@ -137,6 +138,8 @@ class Cluster:
         self.idle_s = knobs.choice(family.idle_s)
         self.world.late = family.late
         self.world.network.bytes_a_second = knobs.choice(family.bytes_a_second)
+        self.store_bytes = knobs.choice(family.store_bytes)
+        self.falls_back = family.falls_back
 
     def next_port(self) -> int:
         self._port += 1
@@ -172,6 +175,8 @@ class Cluster:
             return
         if self.actors_may_die and isinstance(exc, ActorDiedError):
             return
+        if self.may_stay_full and isinstance(exc, ObjectStoreFullError):
+            return
         if self.faults and isinstance(exc, ObjectLostError) and ITEMS_ARE_LOST in str(exc):
             return
         self.world.violation(f"{reader} read {type(exc).__name__}: {exc} as {key}, which has a value")
@@ -196,7 +201,17 @@ class Cluster:
     @property
     def may_miss(self) -> bool:
         """Whether a program may lack what it puts into values."""
-        return self.may_fail or self.actors_may_die or bool(self.faults and self.family.shape.streams)
+        return (
+            self.may_fail
+            or self.actors_may_die
+            or self.may_stay_full
+            or bool(self.faults and self.family.shape.streams)
+        )
+
+    @property
+    def may_stay_full(self) -> bool:
+        """Whether a value may find no room: a disk is full, or values that find no room must not go to files."""
+        return self.family.spills and (not self.falls_back or "disk" in "\n".join(self.faults))
 
     def count_extra_run(self, number: int) -> None:
         """Note that a node which does not own a task runs it again: the owner does not count that run."""
@@ -267,6 +282,8 @@ class Cluster:
             functions = left["functions"] + len(node.admission._known)
             if left["objects"] > functions:
                 self.world.violation(f"{node.host}: {left['objects']} objects are left, {functions} are expected")
+            if node.disk is not None and node.disk.names():
+                self.world.violation(f"{node.host}: files of values are left: {node.disk.names()}")
 
     # ---- the run ----
 
@@ -340,6 +357,7 @@ class Cluster:
         world = self.world
         for process in [*world.processes, *world.graveyard]:
             process.alive = False
+        world.turns.close()
         for node in self.nodes:
             if node.alive:
                 node.lose()
@@ -418,7 +436,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         def __init__(self, *args: Any) -> None:
             self._hash = next(ids)
             self.writes_to: Any = None
-            self.writes_to_side = 0
+            self.writes_to_side, self.waits_for_room = 0, False
             super().__init__(*args)
             cluster.exchanges[self] = None
 
@@ -486,7 +504,7 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
     err = io.StringIO()
     gc.disable()
     try:
-        with contextlib.redirect_stderr(err), patched(*_changes(cluster)):
+        with contextlib.redirect_stderr(err), patched(*_changes(cluster), *spilling.changes(cluster)):
             try:
                 yield err
             finally:  # while threads are the simulator's: code of killed processes ends in its `finally` blocks here
@@ -537,7 +555,11 @@ def run(plan: Plan, limit_s: int = 30) -> Result:
     is_main = threading.current_thread() is threading.main_thread()
 
     def too_long(number: int, frame: Any) -> None:
-        raise TimeoutError(f"the run took more than {limit_s} s of CPU")
+        why = f"the run took more than {limit_s} s of CPU"
+        if cluster.world.turns.holder != threading.get_ident():
+            cluster.world.violation(why)  # of which the thread that runs takes note
+            return
+        raise TimeoutError(why)
 
     if is_main:
         signal.signal(signal.SIGPROF, too_long)
@@ -554,6 +576,7 @@ def run(plan: Plan, limit_s: int = 30) -> Result:
     finally:
         if is_main:
             signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the handler would keep the run
     world = cluster.world
     return Result(
         plan,

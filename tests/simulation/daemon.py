@@ -60,8 +60,7 @@ class Lives:
             return
         self._world.say(f"{node.host}: the daemon is killed")
         self.is_alive, self.number = False, self.number + 1
-        node.client.abandon()
-        os.close(node.admission.news)
+        node.stop_daemon()
         self._world.after(self._world.rng.uniform(*GAP_S), self._start)
 
     def _start(self) -> None:

@@ -11,6 +11,8 @@ from fastrt.cluster import uplink
 from .faults import WORK_S
 from .program import LARGE, Shape
 
+STORE_BYTES = 48 << 20  # more than any program needs
+
 
 @dataclass(frozen=True)
 class Family:
@@ -25,6 +27,9 @@ class Family:
         late: how often the thread that waits for objects runs late, and by how many seconds at most.
         standbys: how many nodes have a standby head.
         full_s: how often full stores drop copies of other nodes' values, on average; 0: they do not.
+        store_bytes: of each node; one of these.
+        spills: whether daemons spill.
+        falls_back: whether values that find no room go to files.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -38,6 +43,9 @@ class Family:
     late: tuple[float, float] = (0.1, 0.05)
     full_s: float = 0.0
     standbys: int = 0
+    store_bytes: tuple[int, ...] = (STORE_BYTES,)
+    spills: bool = False
+    falls_back: bool = True
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
@@ -49,6 +57,9 @@ _OF_GROUPS = Shape(durations=(0.0005, 0.01, 0.1, 0.5), burst_s=(0.01, 0.2, 0.8),
                    kids=(0, 0, 1), cpus=(0,))  # fmt: skip
 _GROUP_FAULTS = ("break", "break", "break_at", "kill_uplink", "kill_at", "kill_worker", "cut", "slow", "lose_node",
                  "lose_guest", "kill_driver")  # fmt: skip
+_FULL = (0, 300, 5_000, 20_000, 50_000, 100_000, 200_000)
+_FULL_FAULTS = ("fill_disk", "slow_disk", "kill_daemon", "kill_daemon", "kill_uplink", "kill_worker", "break",
+                "break_at", "kill_at")  # fmt: skip
 FAMILIES = {
     "": Family(),
     # No faults: no error is an excuse, and no task runs twice.
@@ -144,11 +155,21 @@ FAMILIES = {
                          cancel=0.02, depth=4),
                    ("break", "break_at"), (0.1, 0.02), (4.0,), (1e6, 1e5), (0.02, 0.1, 0.3), late=(0.3, 0.1),
                    full_s=0.5),
+    # The values do not fit into the stores: copies are dropped, values spilled and restored, and arriving ones wait.
+    # "full": those that find no room go to files. "tight": they wait.
+    "full": Family(Shape(_FULL, 3, 0.4, (0, 0, 1, 1), (0.001, 0.05, 0.3), 0.05, (0.01, 0.1, 0.5), (1, 1, 2)),
+                   _FULL_FAULTS, (0.1, 0.02), (4.0, 0.1), (1e8, 1e6), store_bytes=(1 << 20, 3 << 19), spills=True),
+    "tight": Family(Shape((0, 50_000, 150_000, 200_000, 300_000), 3, 0.4, (0, 0, 1, 1), (0.001, 0.05, 0.3), 0.05,
+                          (0.01, 0.1, 0.5), (1, 1, 2), bare=True),
+                    _FULL_FAULTS, (0.1, 0.02), (4.0, 0.1), (1e8, 1e6), store_bytes=(1 << 20,), spills=True,
+                    falls_back=False),
 }  # fmt: skip
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved")  # they need settings of their own
+_SAME = ("bare", "store_bytes", "spills", "falls_back")  # settings that no mixture changes
+# They need settings of their own.
+_NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved", "full", "tight")
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",
            "slow", "drop_copies")  # fmt: skip
 _SOMETIMES = ("actors", "streams", "kill", "named", "concurrent")  # of a shape: the others' programs are mostly without
@@ -168,7 +189,7 @@ def family_of(name: str, seed: int, machines: bool) -> Family:
     others = [family for other, family in FAMILIES.items() if other not in _NOT_MIXED]
 
     def chosen(kind: type[Any], of: list[Any]) -> dict[str, Any]:
-        return {one.name: getattr(rng.choice(of), one.name) for one in fields(kind)}
+        return {one.name: getattr(rng.choice(of), one.name) for one in fields(kind) if one.name not in _SAME}
 
     shape = Shape(**chosen(Shape, [family.shape for family in others]) | {"groups": 0.0})
     if rng.random() < 0.7:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .heads import start_standby
 from .network import Trap
 from .node import Node
+from .spilling import SLOW
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -247,6 +248,26 @@ class Faults:
                 self.cluster.nodes[k].drop_copies()
 
         return f"n{k + 1} drops copies", fault, 0.0
+
+    def _fill_disk(self, rng: random.Random) -> Any:
+        k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * rng.choice((0.1, 1.0, 4.0))
+
+        def fault() -> None:
+            disk = self.cluster.nodes[k].disk
+            disk.is_full = True
+            self.cluster.world.after(seconds, lambda: setattr(disk, "is_full", False))
+
+        return f"the disk of n{k + 1} is full for {seconds:.2f} s", fault, seconds
+
+    def _slow_disk(self, rng: random.Random) -> Any:
+        k, seconds = rng.randrange(self.cluster.plan.nodes), rng.random() * 3
+
+        def fault() -> None:
+            disk = self.cluster.nodes[k].disk
+            disk.slowness = SLOW
+            self.cluster.world.after(seconds, lambda: setattr(disk, "slowness", 1.0))
+
+        return f"the disk of n{k + 1} is slow for {seconds:.2f} s", fault, seconds
 
     def _leave(self, rng: random.Random) -> Any:
         """Have a node without drivers leave in order; another one comes in its place. Nothing is lost by that."""

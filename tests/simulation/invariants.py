@@ -25,6 +25,8 @@ def is_quiet(stream: Any, ends: list[Any]) -> bool:
     """Return whether nothing is on its way on a stream, and both ends have handled everything."""
     if stream.is_broken or any(stream.on_way) or any(stream.held) or any(one.closed for one in ends):
         return False
+    if any(process.is_blocked for process in stream.processes) or any(one.waits_for_room for one in ends):
+        return False  # a frame is being handled
     arrived = any(end is None or end.arrived or end.error is not None for end in stream.ends)
     return not arrived and all(one.out.is_empty and one.node and one.idle.is_open for one in ends)
 

@@ -21,7 +21,7 @@ from fastrt._core.tasks import actors, generators
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.generators import Producer
 from fastrt._core.tasks.inbox import Inbox
-from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError
 from fastrt.store import messages
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
@@ -57,6 +57,14 @@ class Member:
         self.store.users.clear()
         self.process.after_step = node.after_step
         self.caller = self.calls = 0
+        self.is_waiting = False
+        if node.disk is not None:
+            self.store.socket_path = str(node.disk.key_folder / "node.sock")
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it waits for something, and runs no code."""
+        return self.is_waiting or self.process.is_blocked
 
     def _tell(self, message: Any) -> bool:
         self.node.to_daemon(message)
@@ -65,11 +73,13 @@ class Member:
     async def load(self, ref: Any) -> Any:
         """The value of a ready reference, whose bytes may be on another node.
 
+        If nodes spill, the real store waits for them, and for room (`blocking`).
+
         Raises:
             Exception: the error that it holds.
         """
         wait_s = 0.02
-        while remote.is_missing(self.client, ref):
+        while self.node.disk is None and remote.is_missing(self.client, ref):
             self._tell(messages.Restore(ref.index, ref.objref))
             await pause(wait_s)
             if self.node.cluster.family.shape.interrupted:
@@ -159,7 +169,19 @@ class Worker(Member):
         self.task = self.number = -1
         self.waits = False  # for a reader or an item
         self.interrupted: asyncio.Event | None = None
+        self.store.on_block = self.on_block if node.disk is not None else None
         self.process.start(self.main)
+
+    @property
+    def sleeps(self) -> bool:
+        return super().sleeps or self.idle is not None or self.waits
+
+    def on_block(self, begins: bool) -> None:
+        """Have another worker take this one's place while it waits for the bytes of a value."""
+        if begins:
+            self.node.block(self)
+        else:
+            self.node.blocked.discard(self)
 
     async def main(self) -> None:
         while True:
@@ -187,7 +209,7 @@ class Worker(Member):
 
     async def load(self, ref: Any) -> Any:
         """The value of a reference; another worker takes this one's place while its bytes are elsewhere."""
-        if not remote.is_missing(self.client, ref):
+        if self.node.disk is not None or not remote.is_missing(self.client, ref):
             return self.store.load(ref, True)
         self.node.block(self)
         try:
@@ -263,7 +285,7 @@ class Worker(Member):
             if k and spec.gap_s:
                 await self.pause_for(spec.gap_s)
             if len(spec.results) == 1 and not cluster.program.contents[key] and not cluster.program.sizes[key]:
-                assert core.finish_scalar(self.client, task, key)
+                assert self.store.with_room(0, lambda key=key: core.finish_scalar(self.client, task, key))
                 return
             self.store.put_result(task, k, serialize(self.node.value(key, scope)))
         core.finish(self.client, task)
@@ -419,7 +441,9 @@ class Driver(Member):
         if not handles.is_ready(self.client, ref):
             future = asyncio.get_running_loop().create_future()
             self.waiter.add(ref, lambda ref: future.done() or future.set_result(None))
+            self.is_waiting = True
             await future
+            self.is_waiting = False
 
     async def get(self, key: str, ref: Any, deep: int, seen: set[str]) -> None:
         """Read an object and what it contains, and check it."""
@@ -488,7 +512,12 @@ class Driver(Member):
 
     async def main(self) -> None:
         for what, *rest in self.ops[1:]:
-            await self.do(what, *rest)
+            try:
+                await self.do(what, *rest)
+            except ObjectStoreFullError as exc:
+                if not self.node.cluster.may_stay_full:
+                    raise
+                self.node.world.say(f"the driver on {self.node.host} found no room: {exc.with_traceback(None)}")
         seen: set[str] = set()
         for key in list(self.refs):
             if key not in seen and not isinstance(self.refs[key], ObjectRefGenerator):

@@ -444,7 +444,7 @@ class _Fetch:
             store.tell(Restore(ref.index, ref.objref))
             world.after(RESTORE_S, self.ask)
             return
-        try:
+        try:  # of a spilled value, too, in the sender's thread
             sealed = native.offers.read(self.receipt.objref)
         except FastrtError as exc:
             refused = exc.with_traceback(None)

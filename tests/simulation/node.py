@@ -1,8 +1,9 @@
 """A node of the simulated cluster: a real arena, the daemon's real parts, and the real uplink.
 
-The daemon is not a process here but a set of callbacks: what it does is the real `Admission`, `KeptObjectTable` and
-`Janitor`. The uplink is the real `Uplink`; only its sockets, its clock and its waiting thread are the simulator's.
-Workers, the processes of actors and drivers run the programs of `program` (`members`).
+The daemon is not a process here but a set of callbacks: what it does is the real `Admission`, `KeptObjectTable`,
+`Janitor` and, in some families, `Spilling`. The uplink is the real `Uplink`; only its sockets, its clock and its
+waiting thread are the simulator's. Workers, the processes of actors and drivers run the programs of `program`
+(`members`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment, sweep
-from fastrt._core.objects import functions, remote
+from fastrt._core.objects import functions, remote, spill
 from fastrt._core.repair import inspect
 from fastrt._core.repair.fsck import fsck, usage
 from fastrt._core.tasks import actors, generators, submission, tally
@@ -45,10 +46,10 @@ from .links import BACKLOG_S, Lasting, SimAdmission
 from .members import ActorHost, Driver, Member, Worker
 from .program import SLOTS, VALUE, ActorSpec, Program, TaskSpec
 from .reserving import SLOT
+from .spilling import Disk, SimSpiller
 from .world import World
 
 CODE = b"the code of every task " * 4
-STORE_BYTES = 48 << 20
 WORKERS_MAX = 20  # of a node
 ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
@@ -94,12 +95,12 @@ class UplinkMember(Member):
             world.violation(f"the uplink of {self.node.host} raised {type(exc).__name__}: {exc}", exc)
 
 
-def _segment(world: World) -> Segment:
+def _segment(world: World, store_bytes: int) -> Segment:
     """An arena. Its name comes from the seed, so it is given up at once: a run beside this one may want it."""
     state = world.bytes.getstate()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            made = Segment.create(STORE_BYTES, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
+            made = Segment.create(store_bytes, clients_max=64, objects_max=1 << 13, tasks_max=1 << 12, trace=False)
         except OSError:  # it is there
             if attempt == ATTEMPTS:
                 raise
@@ -127,7 +128,8 @@ class Node:
         self.alive = True
         self.slowness = 1.0
         self._ports = 0
-        self.segment = _segment(self.world)
+        self.segment = _segment(self.world, cluster.store_bytes)
+        self.disk = Disk(self) if cluster.family.spills else None
         self.members: dict[int, Member] = {}
         room = {ROOM: 64 * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
         room |= {SLOT: SLOTS * RESOURCE_PARTS} if cpus and cluster.program.groups else {}
@@ -215,6 +217,7 @@ class Node:
         )
         self._actors_wanted = self._refresh_wanted = False
         self._seen = 0
+        self.spiller = SimSpiller(self) if self.disk is not None else None
 
     def to_daemon(self, message: Any) -> None:
         """Send a message of a process that waits for no answer."""
@@ -240,8 +243,14 @@ class Node:
             self.kept.connect(link)
             self.admission.on_cluster(link, message)
         elif isinstance(message, messages.Restore):
-            if remote.is_remote(self.client, message.entry, message.objref) and self.admission.uplink is not None:
+            if not remote.is_remote(self.client, message.entry, message.objref):
+                if self.spiller is not None:
+                    self.spiller.restore(message.entry, message.objref)
+            elif self.admission.uplink is not None:
                 self.admission.uplink.post(messages.Fetch(message.entry, message.objref))
+        elif isinstance(message, messages.Spill):
+            self.spiller.make_room(message.nbytes)
+            self.spiller.look_ahead()
         elif isinstance(message, messages.ActorsChanged):
             self.tend_actors()
         elif isinstance(message, messages.FindActor):
@@ -268,6 +277,9 @@ class Node:
                 self.admission.refresh()
                 self.kept.tend(self.admission.uplink)
                 self.tend_actors()
+                if self.spiller is not None:
+                    spill.tick(self.client)
+                    self.spiller.look_ahead()
                 self.after_step()
             self.world.after(1.0, self._tend)
 
@@ -434,9 +446,17 @@ class Node:
         if self.standby is not None:
             self.standby.kill()
         if self.daemons.is_alive:
-            self.client.abandon()
-            os.close(self.admission.news)
+            self.stop_daemon()
         self.segment.unlink()
+        if self.disk is not None:
+            self.disk.remove()
+
+    def stop_daemon(self) -> None:
+        """Have the daemon do nothing more."""
+        if self.spiller is not None:
+            self.spiller.kill()
+        self.client.abandon()
+        os.close(self.admission.news)
 
     # ---- for members ----
 
@@ -472,14 +492,16 @@ class Node:
             member.calls += 1
             call = submission.CallOptions(scope[spec.actor], 0, len(spec.results), retries)
             try:
-                made = submission.submit(member.client, call, (spec.number, member.caller, member.calls, *args), stream)
+                args = (spec.number, member.caller, member.calls, *args)
+                made = member.store.with_room(0, lambda: submission.submit(member.client, call, args, stream))
             except submission.CallOfDead as dead:
                 task, made = dead.args
                 member.store.put_error(task, dead_actor(member.store, scope[spec.actor]))
                 core.finish(member.client, task, tally.CRASHED)
         else:
             options = submission.TaskOptions(function, len(spec.results), retries, demand=demand)
-            made = submission.submit(member.client, options, (spec.number, *args), stream)
+            args = (spec.number, *args)
+            made = member.store.with_room(0, lambda: submission.submit(member.client, options, args, stream))
         if stream is not None:
             scope[spec.names[0]] = ObjectRefGenerator(stream, made)
         else:

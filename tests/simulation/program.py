@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones stay with their node
 LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
 HOT_BYTES_MIN = 50_000
+BARE_BYTES_MAX = 300
 SLOTS = 1  # of each node with workers; only placement groups take them
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 NAMES = ("board", "clock")  # of actors
@@ -50,6 +51,7 @@ class Shape:
         depth: how deep tasks submit tasks.
         groups: how many of a driver's operations are about placement groups.
         cpus: what a task of a driver demands; one of these.
+        bare: whether only values without references are large: others are not spilled.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -74,6 +76,7 @@ class Shape:
     depth: int = 2
     groups: float = 0.0
     cpus: tuple[float, ...] = (0, 0, 0, 0.5, 1)
+    bare: bool = False
 
 
 @dataclass
@@ -212,6 +215,8 @@ class Program:
 
     def _object(self, key: str, holds: list[str], outcome: str) -> str:
         self.contents[key], self.sizes[key] = holds, self._rng.choice(self._shape.sizes)
+        if holds and self._shape.bare:
+            self.sizes[key] = min(self.sizes[key], BARE_BYTES_MAX)
         self.outcome[key] = outcome
         is_hot = self._shape.holds and key[0] == "t" and not holds and self.sizes[key] >= HOT_BYTES_MIN
         if is_hot and len(self._hot) < 2 * self._shape.hot:

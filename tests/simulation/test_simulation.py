@@ -39,7 +39,10 @@ def test_fault_that_was_mended_does_not_come_back(family, seed):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-OTHER_FAMILIES = [("reserved", 3), ("regrouped", 18), ("standby", 68), ("named", 1), ("daemons", 4), ("crowds", 1)]
+OTHER_FAMILIES = [
+    ("reserved", 3), ("regrouped", 18), ("standby", 68), ("named", 1), ("daemons", 4), ("crowds", 1),
+    ("full", 3), ("tight", 4),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "seed"), OTHER_FAMILIES)
@@ -83,7 +86,8 @@ def test_nodes_that_leave_in_order_lose_nothing():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "family", ["reserved", "groups", "regrouped", "standby", "named", "daemons", "crowds", "stops", "mixture"]
+    "family",
+    ["reserved", "groups", "regrouped", "standby", "named", "daemons", "crowds", "stops", "mixture", "full", "tight"],
 )
 def test_many_seeds_of_a_family_hold(family):
     ran = simulate("--seed", "100", "--seeds", "60", "--mixed", "--family", family, "--jobs", "2")

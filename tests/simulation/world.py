@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from .blocking import Killed, Turns
+
 STEP_S = 20e-6  # of CPU that one step of a process takes, times its slowness
 TIMERS_MAX = 200  # of a loop, before those that were cancelled are dropped
 
@@ -96,6 +98,7 @@ class Process:
         self.alive = True
         self.ready_at = world.now
         self.slowness = 1.0
+        self.is_blocked = False  # inside a call; its loop does not run
         self.waiter: Any = None
         self.loop = Loop(self)
         self.after_step: Callable[[], None] = _nothing
@@ -115,7 +118,7 @@ class Process:
             self.failed(task.exception())
 
     def failed(self, exc: BaseException) -> None:
-        if not self.alive:
+        if not self.alive or isinstance(exc, Killed):
             return
         if self.on_failure is not None:
             self.on_failure(exc)
@@ -165,6 +168,8 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.network: Any = None
+        self.turns = Turns(self)
+        self._until, self._done = math.inf, _never
         self.late = (0.0, 0.0)  # how often a thread runs late, and by how many seconds at most
         self.violations: list[str] = []
         self.log: deque[str] = deque(maxlen=4000)
@@ -192,15 +197,35 @@ class World:
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Step until a time, until `done`, or until an invariant does not hold."""
-        events = self._events
-        while not self.violations and not (done is not None and done()):
-            if events and events[0][0] <= self.now:
-                heapq.heappop(events)[2]()
+        self._until, self._done = until, done or _never
+        self.serve(True)
+
+    def serve(self, is_first: bool) -> None:
+        """Step as `run` does; threads other than the first do so while processes are blocked."""
+        events, turns = self._events, self.turns
+        while True:
+            if turns.go_on(is_first):
                 continue
-            first, able = self._next(events[0][0] if events else math.inf)
-            if first > until:
-                self.now = until
+            if turns.has_ended and not is_first:
                 return
+            if self.violations or self._done():
+                stops = turns.stops(is_first)
+                if stops:
+                    return
+                if stops is None:
+                    continue
+            if events and events[0][0] <= self.now:
+                with contextlib.suppress(Killed):  # in a thread that was blocked
+                    heapq.heappop(events)[2]()
+                continue
+            first, able = self._next(min(events[0][0] if events else math.inf, turns.next_at))
+            if first > self._until:
+                stops = turns.stops(is_first)
+                if stops:
+                    self.now = max(self.now, self._until)
+                    return
+                if stops is None:
+                    continue
             self.now = first
             if not able:  # an event is the next
                 continue
@@ -213,6 +238,8 @@ class World:
         """Return when something happens next, and which processes can run then; an event comes before them."""
         now, first, able = self.now, event_at, []
         for one in self.processes:
+            if one.is_blocked:
+                continue
             loop = one.loop
             due = one.ready_at
             if not loop._ready:
@@ -232,6 +259,10 @@ class World:
 
 def _nothing() -> None:
     pass
+
+
+def _never() -> bool:
+    return False
 
 
 class Files:
