@@ -103,6 +103,9 @@ class Turns:
                 self._world.serve(False)
             except Exception as exc:
                 self._world.violation(f"{type(exc).__name__}: {exc}", exc)
+        if self._first in self._idle:  # it ends the run
+            self._idle.remove(self._first)
+            self._first.give()
 
     @property
     def next_at(self) -> float:
