@@ -25,6 +25,9 @@ def test_admit_gives_every_slot_once_keeps_some_for_tools_and_then_refuses(make_
     slots += [clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, beyond=4) for _ in range(2)]
     node.others += [index for index, _ in slots]
     assert sorted(index for index, _ in slots) == list(range(1, 68))
+    rows = clients.table(node.segment)
+    assert [clients.table(node.segment, row["client"]) for row in rows] == [[row] for row in rows]
+    assert clients.table(node.segment, 68) == []
     with pytest.raises(AttachError, match="all 64 client slots"):
         clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, beyond=4)
 

@@ -132,8 +132,8 @@ class Actors:
             process = "the process that forwarded its calls," if is_remote else "its process"
             actors.tell_how(self._client, actor, f"{process} {pid} {cause}")
             self._failed.pop(actor, None)  # its process had started
-            rows = clients.table(self._client.segment)
-            if not is_remote and any(row["client"] == client and row["tasks_done"] for row in rows):
+            rows = clients.table(self._client.segment, client)
+            if not is_remote and any(row["tasks_done"] for row in rows):
                 self._restarts.pop(actor, None)  # a process that has ended calls is not part of a crash loop
 
     def patience_s(self) -> float:

@@ -54,9 +54,10 @@ class EndedProcesses:
             status: its wait status, where known.
             has_left: whether it said before that it leaves the session.
         """
-        row = next((row for row in clients.table(self._client.segment) if row["client"] == slot), None)
-        if row is None or row["kind"] not in _KINDS:
+        rows = clients.table(self._client.segment, slot)
+        if not rows or rows[0]["kind"] not in _KINDS:
             return None
+        (row,) = rows
         cause, detail = self._cause(row, how.partition("\n")[0], status, has_left)
         return EndedProcess(
             slot, row["gen"], row["pid"], _KINDS[row["kind"]], row["start_time"], int(time.time() * 1000), cause, detail

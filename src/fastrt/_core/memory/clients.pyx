@@ -247,8 +247,8 @@ def park(Client client, uint32_t worker, bint parked):
         client_wake(&client.x, worker)  # a parked one leaves the set of idle workers
 
 
-def table(Segment segment):
-    """The client table as a list of dicts, one per slot in use."""
+def table(Segment segment, int only=-1):
+    """The client table as a list of dicts, one per slot in use; of the slot `only` alone if that is not negative."""
     cdef frt_ctx x
     cdef frt_client *slot
     cdef uint32_t i, task
@@ -257,7 +257,7 @@ def table(Segment segment):
     for i in range(frt_clients(&x)):
         slot = x.clients + i
         task = a32_load_rlx(&slot.task)
-        if frt_word_state(slot.word) != FRT_CLIENT_FREE:
+        if frt_word_state(slot.word) != FRT_CLIENT_FREE and (only < 0 or <uint32_t>only == i):
             rows.append({
                 "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
                 "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
