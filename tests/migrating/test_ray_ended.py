@@ -104,7 +104,7 @@ def test_crashes_have_the_signal_or_the_exit_code(session, ended, tmp_path, wait
     os.kill(terminated, signal.SIGTERM)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actors[2].exit.remote(4))
-    for pid, words in ((killed, ("SIGKILL", "OOM")), (terminated, ("SIGTERM",)), (exited, ("code 4",))):
+    for pid, words in ((killed, ("SIGKILL", "OOM")), (terminated, ("SIGTERM",)), (exited, ("exit code 4",))):
         cause, detail = ended(pid)
         assert (cause, [word for word in words if word not in detail]) == ("SYSTEM_ERROR", []), detail
     call = pause.remote(str(tmp_path / "pid"))

@@ -79,7 +79,7 @@ class EndedProcesses:
         for actor in actors.of_client(self._client, row["client"]) if row["kind"] == clients.KIND_ACTOR else ():
             info = actors.info(self._client, actor)
             if info["ended"] == actors.FAILED and info["reason"].startswith(CONSTRUCTOR_RAISED):
-                return "USER_ERROR", info["reason"]
+                return "USER_ERROR", f"an exception in the initialization method: {info['reason']}"
             if info["ended"] or info["released"]:
                 by_user = info["ended"] == actors.EXITED
                 return f"INTENDED_{'USER' if by_user else 'SYSTEM'}_EXIT", info["reason"] or "its last handle is gone"
@@ -90,8 +90,10 @@ class EndedProcesses:
                 "SYSTEM_ERROR",
                 f"the process {named}; the kernel does this when memory is short (OOM), or a program did",
             )
-        if number or status is None or os.waitstatus_to_exitcode(status):
+        if number or status is None:
             return "SYSTEM_ERROR", f"the process {named}"
+        if code := os.waitstatus_to_exitcode(status):
+            return "SYSTEM_ERROR", f"the process ended with exit code {code}"
         if row["kind"] == clients.KIND_WORKER:
             return "INTENDED_SYSTEM_EXIT", "the worker was idle, or had run as many tasks as max_calls allows"
         return "INTENDED_USER_EXIT", f"the process {how}"
