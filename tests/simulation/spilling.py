@@ -274,7 +274,9 @@ def drop_noted(cluster: Cluster) -> Callable[..., int]:
 
 def _has_bytes(cluster: Cluster, session: str, objref: int) -> bool:
     """Return whether a node has the bytes of an object, or the node that it has named for them."""
-    for _ in cluster.nodes:
+    seen: set[tuple[str, int]] = set()  # one node can have a value under several names
+    while (session, objref) not in seen:
+        seen.add((session, objref))
         node = next((one for one in cluster.nodes if one.alive and one.segment.session == session), None)
         if node is None:
             return False
