@@ -112,6 +112,15 @@ def patchelf(*words: object) -> None:
     run(found, *words)
 
 
+def merge_usr(folder: Path) -> None:
+    """Move what packages up to Debian 12 have in /lib and the like into /usr, where later ones have it."""
+    for name in ("bin", "lib", "sbin"):
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            shutil.copytree(folder / name, folder / "usr" / name, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(folder / name)
+            (folder / name).symlink_to(f"usr/{name}")
+
+
 def move_in(version: str, folder: Path, machine: str) -> Path:
     """Adapt what was unpacked to the folder; return the interpreter."""
     multiarch = f"{machine}-linux-gnu"
@@ -152,6 +161,7 @@ def main() -> None:
         names += OF_WHEELS if emulator(given.machine) else ()
         for package in download(names, given.suite, Path(name), (headers,), given.machine):
             run("dpkg-deb", "-x", package, folder)
+    merge_usr(folder)
     python = move_in(given.version, folder, given.machine)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
         run(python, "-m", "venv", *["--without-pip"] * bool(emulator(given.machine)), name)

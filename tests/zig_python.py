@@ -68,6 +68,7 @@ def main() -> None:
     words.add_argument("folder", type=Path, help="where to install it; must not exist yet")
     words.add_argument("--libc", default="musl", choices=LIBRARIES, help="the C library (default: musl)")
     words.add_argument("--suite", default="sid", help="Debian's suite that has this version (default: sid)")
+    words.add_argument("--archive", type=Path, help="of the sources; Debian's where it is left out")
     given = words.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
@@ -91,7 +92,9 @@ def main() -> None:
         for program, archive in sources(list(BESIDE), SUITE_BESIDE, work / "beside").items():
             install(unpack(archive, work / program), work / "made", BESIDE[program], environment)
         environment["PKG_CONFIG_LIBDIR"] = str(work / "made/lib/pkgconfig")
-        (archive,) = sources([f"python{given.version}"], given.suite, work / "sources").values()
+        archive = given.archive
+        if archive is None:
+            (archive,) = sources([f"python{given.version}"], given.suite, work / "sources").values()
         options = ["--without-ensurepip", "--disable-test-modules"]
         # `configure` does not know zig's targets; wheels have modules with the names of the C library.
         names = f"cpython-{given.version.replace('.', '')}-{MACHINE}-linux-{'musl' if given.libc == 'musl' else 'gnu'}"
