@@ -121,6 +121,18 @@ def test_crashes_have_the_signal_or_the_exit_code(session, ended, tmp_path, wait
     assert get_worker(task.worker_id).pid == task.worker_pid == pid
 
 
+def test_signal_without_a_name(session, ended, tmp_path, wait_until):
+    """The daemon died of it, again and again."""
+    call = pause.remote(str(tmp_path / "pid"))
+    pid = pid_in(tmp_path / "pid", wait_until)
+    os.kill(pid, signal.SIGRTMIN + 6)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(call)
+    cause, detail = ended(pid)
+    assert cause == "SYSTEM_ERROR"
+    assert f"signal {signal.SIGRTMIN + 6}" in detail
+
+
 def test_workers_that_are_not_needed_any_more(session, ended, tmp_path, wait_until):
     pid = ray.get(ray.remote(max_calls=1)(os.getpid).remote())
     assert ended(pid)[0] == "INTENDED_SYSTEM_EXIT"

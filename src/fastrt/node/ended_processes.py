@@ -16,6 +16,7 @@ from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
+from fastrt.errors import FastrtError
 from fastrt.node.memory_limit import LACK
 from fastrt.store.join import Link
 from fastrt.store.messages import Message
@@ -23,6 +24,7 @@ from fastrt.store.process_messages import EndedProcess, EndedProcessList, ListEn
 from fastrt.tasks.actor_records import CONSTRUCTOR_RAISED
 
 _KEPT_MAX = 500  # the answer stays far below the greatest size of a message
+_NAMES = {one.value: one.name for one in signal.Signals}  # most of the real-time signals have none
 _KINDS = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
 
 
@@ -58,7 +60,11 @@ class EndedProcesses:
         if not rows or rows[0]["kind"] not in _KINDS:
             return None
         (row,) = rows
-        cause, detail = self._cause(row, how.partition("\n")[0], status, has_left)
+        how = how.partition("\n")[0]
+        try:
+            cause, detail = self._cause(row, how, status, has_left)
+        except (FastrtError, LookupError, ValueError):  # the process has damaged its records; its recovery copes
+            cause, detail = "SYSTEM_ERROR", f"the process {how}"
         return EndedProcess(
             slot, row["gen"], row["pid"], _KINDS[row["kind"]], row["start_time"], int(time.time() * 1000), cause, detail
         )
@@ -71,7 +77,7 @@ class EndedProcesses:
     def _cause(self, row: dict[str, Any], how: str, status: int | None, has_left: bool) -> tuple[str, str]:
         """The kind of the cause, in Ray's words, and the cause in ours."""
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
-        named = f"{how} ({signal.Signals(number).name})" if number else how
+        named = f"{how} ({_NAMES[number]})" if number in _NAMES else how
         if LACK in how:
             return "NODE_OUT_OF_MEMORY", how
         if row["kind"] == clients.KIND_DRIVER and has_left:
