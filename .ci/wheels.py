@@ -92,14 +92,17 @@ def made(script: str, version: str, machine: str, *options: str) -> Path | None:
     """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason."""
     folder = ROOT / "build/pythons" / "-".join([version, machine, script.partition("_")[0], *options[1:]])
     pythons = (folder / f"usr/bin/python{version}", folder / f"bin/python{version}")
-    if not any(path.exists() for path in pythons):
+    whole = folder / ".made"  # one whose making failed or was stopped is made anew
+    if not whole.exists():
         reason = f"Debian has no Python {version}" if version not in SUITES else ""
         if not reason:
             shutil.rmtree(folder, ignore_errors=True)
             words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version], *options]
             words += ["--machine", machine] * (machine != HERE)
             done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            reason = done.stdout if done.returncode else ""
+            reason = (done.stdout or "it ended without a word") if done.returncode else ""
+            if not reason:
+                whole.touch()
         if reason:
             print(f"no Python {version} for {machine} by tests/{script}: {reason.strip()}", flush=True)
             return None

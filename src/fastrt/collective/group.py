@@ -359,7 +359,7 @@ class Group:
     def _gather_bytes(self, mine: bytes, timeout: float | None) -> list[bytes]:
         body = np.frombuffer(mine, np.uint8)
         sizes = self.all_gather(np.array([body.size], _SIZE), timeout=timeout)[:, 0]
-        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded = np.zeros(int(np.max(sizes)), np.uint8)
         padded[: body.size] = body
         bodies = self.all_gather(padded, timeout=timeout)
         return [one[:size].tobytes() for one, size in zip(bodies, sizes, strict=True)]

@@ -128,7 +128,9 @@ class SharedGroup(Collective, Group):
         memory = self._require()
         if nbytes == 0:
             return np.empty(dims, kind)
-        return np.frombuffer(memory.allocate(nbytes), kind).reshape(dims)  # type: ignore[call-overload, no-any-return]
+        block: Any = memory.allocate(nbytes)  # NumPy's annotations know no such buffer before 2.5
+        made: np.ndarray[Any, Any] = np.frombuffer(block, kind).reshape(dims)
+        return made
 
     @typed.combines_shared
     def all_reduce_shared(
@@ -160,13 +162,14 @@ class SharedGroup(Collective, Group):
         if block is None:
             block = memory.result(int(place[0]), max(plain.nbytes, 1))
         block.open = True
-        target: Any = np.frombuffer(block, plain.dtype, plain.size)  # type: ignore[call-overload]
+        buffer: Any = block
+        target: Any = np.frombuffer(buffer, plain.dtype, plain.size)
         if isinstance(array, Bits):
             target = Bits(target, array.dtype)
         self.perform("all_reduce_shared", array if isinstance(array, Bits) else plain, target, 0, op, timeout)
         del target
         block.open = False
-        result = np.frombuffer(block, plain.dtype, plain.size).reshape(plain.shape)  # type: ignore[call-overload]
+        result = np.frombuffer(buffer, plain.dtype, plain.size).reshape(plain.shape)
         return Bits(result, array.dtype) if isinstance(array, Bits) else result
 
     # ---- between two ranks ----

@@ -113,7 +113,7 @@ class Pace:
 
     def floor(self) -> int:
         """Number of steps that all parts of this server have done."""
-        return int(self.steps[self.owned].min()) if self.owned.any() else 1 << 62
+        return int(np.min(self.steps[self.owned])) if self.owned.any() else 1 << 62
 
     def clock(self, rank: int) -> int:
         """Number of pushes of a worker that every part of this server received."""
