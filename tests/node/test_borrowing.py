@@ -106,7 +106,7 @@ def test_object_is_kept_until_its_node_has_claimed_all():
     """The node used an answer on a stream that had ended here, released the next one, and claimed in vain then."""
     kept, dropped, held = Kept(), [], set()  # held: what the node holds over the stream that it claims on
     kept.find = lambda node, objref: "ref" if objref in held else None
-    kept.on_drop = lambda node, objref: None if kept.is_held(node, objref) else dropped.append(objref)
+    kept.on_drop = lambda node, objref: dropped.append(objref)
     kept.keep("peer", [SimpleNamespace(objref=7), SimpleNamespace(objref=8)])
     assert kept.claim("peer", 7).objref == 7
     held.add(7)
@@ -139,7 +139,7 @@ def test_object_stays_held_while_another_stream_of_the_same_node_holds_it():
     streams = [{7}, {7, 8}]  # what the node holds over its two streams
     kept, ended = Kept(), []
     kept.find = lambda node, objref: "ref" if any(objref in one for one in streams) else None
-    kept.on_drop = lambda node, objref: None if kept.is_held(node, objref) else ended.append(objref)
+    kept.on_drop = lambda node, objref: ended.append(objref)
     streams[1].remove(7)
     assert kept.is_held("peer", 7)
     streams[0].remove(7)

@@ -514,7 +514,7 @@ class Kept:
 
     Attributes:
         find: returns the object of a number that a node holds over a stream that has not ended here yet, or None.
-        on_drop: called with the node and the number of each object that was not claimed and is not kept any more.
+        on_drop: called with the node and the number of each object that is not kept any more, and not held either.
     """
 
     def __init__(self) -> None:
@@ -552,8 +552,12 @@ class Kept:
         absence, held = self._objects.pop(node, (None, {}))
         if absence is not None:
             absence.claimed()
-        for objref in held:
-            self.on_drop(node, objref)
+        self._dropped(node, held)
+
+    def _dropped(self, node: str, objrefs: Iterable[int]) -> None:
+        for objref in objrefs:
+            if not self.is_held(node, objref):
+                self.on_drop(node, objref)
 
     @property
     def is_empty(self) -> bool:
@@ -567,8 +571,7 @@ class Kept:
             if absence.look(now, None if members is None else node in members):
                 del self._objects[node]
                 absence.lose()
-                for objref in refs:
-                    self.on_drop(node, objref)
+                self._dropped(node, refs)
 
 
 def _no_promise(*args: object) -> Any:
