@@ -99,6 +99,19 @@ def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
     assert node.groups.rows()[0].state == "RESCHEDULING"
 
 
+def test_group_gives_all_its_bundles_up_when_one_comes_back():
+    """Two groups that needed the same two nodes kept one bundle each, and asked for the other again and again."""
+    node = Node(NodeRow("id-other", "other", {"CPU": ONE}, {"CPU": ONE}, {}), can_grow=True)
+    name = node.make(4, 1)
+    assert node.decide() == [(1, "admit"), (2, "forward")]
+    here, there = node.made[name]
+    node.placing.wait(*there, 0.0)  # the other node had no room, whatever its last report says
+    assert node.decide() == [(1, "release")]
+    node.placing.leave(here[0])
+    assert node.decide() == [], "it pauses: the other group must get its turn"
+    assert [order.what for order in node.groups.decide(2.0)] == ["admit", "forward"]
+
+
 def test_stats_say_why_a_group_has_no_place_and_count_its_attempts():
     node = Node(can_grow=True)
     first, second, large = node.make(3), node.make(3), node.make(5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from zlib import crc32
 
 from fastrt.ids import is_made_on
 from fastrt.node.bundles import assign
@@ -77,10 +78,15 @@ class _Group:
     keys: dict[int, BundleKey] = field(default_factory=dict)  # by the bundle's index
     demands: dict[int, Demand] = field(default_factory=dict)
     ready: bool = False
-    complete: bool = False  # all bundles had a place at some time
+    complete: bool = False  # its creator has written all records
     created: bool = False  # it was ready at some time
     retry_at: float = 0.0
     warned: bool = False
+
+
+def _pause(name: str, attempts: int) -> float:
+    """How long a group waits after such an attempt: groups that want the same room must not take turns for ever."""
+    return _RETRY_S * (1 + crc32(f"{name}{attempts}".encode()) % 8 / 2)
 
 
 class Groups:
@@ -112,8 +118,8 @@ class Groups:
         name, index, count, strategy = demand.bundle.split("/")
         group = self._groups.setdefault(name, _Group(int(count), strategy, History(now)))
         group.keys[int(index)], group.demands[int(index)] = key, demand
-        if now is None and len(group.keys) == group.count:
-            group.complete = group.created = True
+        if len(group.keys) == group.count:
+            group.complete, group.created = True, group.created or now is None
         self._placing.stirred_groups[name] = None
         self._look_whether_ready(name, group, None)
 
@@ -148,7 +154,6 @@ class Groups:
     def _place(self, name: str, group: _Group, now: float) -> list[Order]:
         placing = self._placing
         unplaced = [index for index, key in group.keys.items() if placing.place_of(key) == WAITING]
-        group.complete = group.complete or not unplaced
         waiting = [index for index in unplaced if not self._is_away(name, index, group.keys[index], now)]
         if all(placing.place_of(group.keys[index]) != WAITING for index in unplaced):
             self._waiting.pop(name, None)
@@ -160,6 +165,10 @@ class Groups:
             placing.stirred_groups[name] = None  # the next call examines it again, whether or not anything changes
             return []
         placed = [placing.node_of(key) for index, key in group.keys.items() if index not in waiting]
+        if placed and not group.created:  # a node had no room after all: two groups would block each other
+            group.retry_at, group.history.held_up = now + _pause(name, group.history.attempts), True
+            placing.stirred_groups[name] = None
+            return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         chosen, feasible = self._choose(_Shape(
             tuple(group.demands[index].amounts for index in waiting), group.strategy, tuple(placed)
         ))  # fmt: skip
@@ -171,10 +180,6 @@ class Groups:
         group.history.tried(now, "" if chosen is not None else "NO_RESOURCES" if feasible else "INFEASIBLE")
         if chosen is not None:
             return [placing.put(group.keys[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
-        if placed and not group.complete:  # a node had no room after all: place all bundles or none
-            group.retry_at, group.history.held_up = now + _RETRY_S, True
-            placing.stirred_groups[name] = None
-            return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         if placed or feasible or group.warned:
             return []
         if placing.can_grow:
