@@ -85,7 +85,7 @@ class _Group:
 
 
 def _pause(name: str, attempts: int) -> float:
-    """How long a group waits after such an attempt: groups that want the same room must not take turns for ever."""
+    """How long a group waits after such an attempt: groups that want the same room must not take turns without end."""
     return _RETRY_S * (1 + crc32(f"{name}{attempts}".encode()) % 8 / 2)
 
 
