@@ -92,7 +92,8 @@ def made(script: str, version: str, machine: str, *options: str) -> Path | None:
     """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason."""
     folder = ROOT / "build/pythons" / "-".join([version, machine, script.partition("_")[0], *options[1:]])
     pythons = (folder / f"usr/bin/python{version}", folder / f"bin/python{version}")
-    whole = folder / ".made"  # one whose making failed or was stopped is made anew
+    # The file says that the script has made the whole interpreter. Without it, the script makes the interpreter again.
+    whole = folder / ".made"
     if not whole.exists():
         reason = f"Debian has no Python {version}" if version not in SUITES else ""
         if not reason:

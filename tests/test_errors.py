@@ -266,9 +266,20 @@ def test_cause_that_is_no_ordinary_exception_is_inherited():
     assert wrapped(SystemExit(3)).code == 3
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
-def test_group_that_allows_no_second_base_is_an_error_of_the_worker():
-    error = wrapped(builtins.BaseExceptionGroup("here", [KeyboardInterrupt()]))
+class Sealed(BaseException):
+    """Allows no subclass, as a group of exceptions allows no second base. Groups came with Python 3.11."""
+
+    def __init__(self, message, inner):
+        super().__init__(message, inner)
+        self.message = message
+
+    def __init_subclass__(cls, **_):
+        raise TypeError("Sealed has no subclasses")
+
+
+@pytest.mark.parametrize("kind", [Sealed, *filter(None, [getattr(builtins, "BaseExceptionGroup", None)])])
+def test_group_that_allows_no_second_base_is_an_error_of_the_worker(kind):
+    error = wrapped(kind("here", [KeyboardInterrupt()]))
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert isinstance(one, TaskError)
         assert isinstance(one, errors.WorkerCrashedError)

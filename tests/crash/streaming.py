@@ -139,9 +139,9 @@ def fill(client: Client) -> None:
         if generators.take(client, stream, stream, 0, 0.0) is not False:
             raise Wrong("a stream without items has some")
         if generator_relay.is_awaited(client, stream):
-            break  # else a wake-up for what was in this entry before has come now: readers look again
+            break  # else a late wake-up for the entry's former object has ended the wait: a reader looks again
     else:
-        raise Wrong("nobody wants the items of a stream that was read")
+        raise Wrong("a reader found no item ten times, and the stream does not say that a reader waits")
     generator_relay.arm_taken(client, stream, 0)
     generator_relay.add_to(client, stream, handles.put_scalar(client, 5))
     generators.take(client, stream, stream, 0, 0.0003)

@@ -19,7 +19,7 @@ class Killed(BaseException):
 
 
 class _Turn:
-    """What a thread waits for, to run again."""
+    """The turn of one thread: the thread waits until another one gives it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

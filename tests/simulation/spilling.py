@@ -209,7 +209,7 @@ class Sleeping:
         self._outlook = spill.outlook
 
     def outlook(self, client: Any) -> tuple[int, set[int], int, int]:
-        """As `spill.outlook`, for processes that sleep in virtual time."""
+        """Return what `spill.outlook` returns, but count processes that sleep in virtual time as asleep."""
         others, awake, mark, failed = self._outlook(client)
         node = node_of(self._cluster, client)
         asleep = {slot for slot, member in node.members.items() if member.sleeps} if node is not None else set()
