@@ -129,7 +129,7 @@ class Uplink:
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
         self._head.on_heads = self._orders.keep_heads
-        self._tables.kept.on_drop = self._release
+        self._tables.kept.on_drop = self._orders.release
         self._tables.lineage.on_store = partial(self._orders.keep, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))

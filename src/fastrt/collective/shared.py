@@ -153,7 +153,7 @@ class SharedGroup(Collective, Group):
     def _all_reduce_shared(self, array: Any, op: str, timeout: float | None) -> Any:
         memory = self._require()
         plain = array.array if isinstance(array, Bits) else np.asarray(array)
-        block = None
+        block: Any = None  # NumPy's annotations know no such buffer before 2.5
         place = np.zeros(1, np.int64)
         if self.rank == 0:
             block = memory.allocate(max(plain.nbytes, 1), is_result=True)
@@ -162,14 +162,13 @@ class SharedGroup(Collective, Group):
         if block is None:
             block = memory.result(int(place[0]), max(plain.nbytes, 1))
         block.open = True
-        buffer: Any = block
-        target: Any = np.frombuffer(buffer, plain.dtype, plain.size)
+        target: Any = np.frombuffer(block, plain.dtype, plain.size)
         if isinstance(array, Bits):
             target = Bits(target, array.dtype)
         self.perform("all_reduce_shared", array if isinstance(array, Bits) else plain, target, 0, op, timeout)
         del target
         block.open = False
-        result = np.frombuffer(buffer, plain.dtype, plain.size).reshape(plain.shape)
+        result = np.frombuffer(block, plain.dtype, plain.size).reshape(plain.shape)
         return Bits(result, array.dtype) if isinstance(array, Bits) else result
 
     # ---- between two ranks ----

@@ -202,11 +202,12 @@ class Spilling:
 
     # ---- values whose files are in use ----
 
-    def _takes(self, objref: int, job: Job) -> bool:
-        """Take a value's file for a job; return False if another job has it, after which this one comes again."""
+    def _takes(self, objref: int, job: Job | None = None) -> bool:
+        """Take a value's file; return False if another job has it, after which `job` comes."""
         with self._lock:
             if objref in self._busy:
-                self._busy[objref].append(job)
+                if job is not None:
+                    self._busy[objref].append(job)
                 return False
             self._busy[objref] = []
             return True
@@ -308,10 +309,8 @@ class Spilling:
                 self._files.remove(objref)  # its readers raise ObjectLostError
 
     def _read_ahead(self, index: int, objref: int) -> Iterator[None]:
-        with self._lock:
-            if objref in self._busy:
-                return
-            self._busy[objref] = []
+        if not self._takes(objref):
+            return
         try:
             yield
             self._files.read_ahead(objref, spill.size(self._client, index))
