@@ -38,7 +38,7 @@ class History:
         seen_at: when its first bundle came; None: an earlier daemon has placed it.
         tried_at: when they were last given nodes.
         attempts: how often nodes were sought for them.
-        held_up: there was a delay before another attempt.
+        pause_s: the last delay before another attempt; 0: there was none.
         lacks: why the last attempt found no nodes: "NO_RESOURCES" or "INFEASIBLE".
         total_s, placing_s: from `seen_at` and from `tried_at` until it was ready; 0 before.
     """
@@ -46,7 +46,7 @@ class History:
     seen_at: float | None
     tried_at: float = 0.0
     attempts: int = 0
-    held_up: bool = False
+    pause_s: float = 0.0
     lacks: str = ""
     total_s: float = 0.0
     placing_s: float = 0.0
@@ -67,7 +67,7 @@ class History:
         The state is "QUEUED", "SCHEDULING_STARTED", "NO_RESOURCES", "INFEASIBLE" or "FINISHED".
         """
         state = "FINISHED" if ready else self.lacks or ("SCHEDULING_STARTED" if self.attempts else "QUEUED")
-        return GroupStats(state, self.attempts, self.total_s, self.placing_s, _RETRY_S if self.held_up else 0.0)
+        return GroupStats(state, self.attempts, self.total_s, self.placing_s, self.pause_s)
 
 
 @dataclass
@@ -166,7 +166,8 @@ class Groups:
             return []
         placed = [placing.node_of(key) for index, key in group.keys.items() if index not in waiting]
         if placed and not group.created:  # a node had no room after all: two groups would block each other
-            group.retry_at, group.history.held_up = now + _pause(name, group.history.attempts), True
+            group.history.pause_s = _pause(name, group.history.attempts)
+            group.retry_at = now + group.history.pause_s
             placing.stirred_groups[name] = None
             return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         chosen, feasible = self._choose(_Shape(
