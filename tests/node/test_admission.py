@@ -61,14 +61,14 @@ async def test_nodes_that_an_uplink_has_reported_stay_until_the_next_one_has_joi
     admission = Daemonless(side.store, {"CPU": 10_000}, {}, True, *[lambda slot: False] * 2, Workers(1, 2, list),
                            lambda: None, print)  # fmt: skip
     first, second, placing = Uplink(), Uplink(), admission.placing
-    admission.on_cluster(first, ClusterNodes([], [], False, False))
-    assert not placing.has_uplink
-    admission.on_cluster(first, ClusterNodes(rows, [], False, False))
+    admission.on_cluster(first, ClusterNodes("one", [], [], False, False))
+    assert (placing.has_uplink, placing.name) == (False, "one")  # before it has joined
+    admission.on_cluster(first, ClusterNodes("one", rows, [], False, False))
     assert placing.has_uplink
     admission.on_hang_up(first)
-    admission.on_cluster(second, ClusterNodes([], [], False, False))
+    admission.on_cluster(second, ClusterNodes("one", [], [], False, False))
     assert (placing.has_uplink, sorted(placing.views)) == (False, ["a" * 32, "b" * 32])
-    admission.on_cluster(second, ClusterNodes(rows[1:], [], False, False))
+    admission.on_cluster(second, ClusterNodes("one", rows[1:], [], False, False))
     assert (placing.has_uplink, sorted(placing.views)) == (True, ["b" * 32])
     os.close(admission.news)
     side.close()

@@ -11,5 +11,5 @@ def test_rows_of_many_nodes_are_divided_into_messages_that_can_be_read():
     assert [row for batch in batches for row in batch] == rows
     assert len(batches) > 1
     for batch in batches:
-        assert len(write_message(ClusterNodes(batch, [], True, False))) <= BYTES_MAX
+        assert len(write_message(ClusterNodes("one", batch, [], True, False))) <= BYTES_MAX
     assert list(_batches([])) == [[]]

@@ -77,6 +77,7 @@ class Orders:
     """The connection to the daemon, which a separate thread reads.
 
     Args:
+        name: this node's, for people.
         client: the uplink's attachment.
         daemon: the connection; other parts of the uplink also send on it.
         news: called on the loop's thread when there are orders, or when the free resources have changed.
@@ -91,11 +92,13 @@ class Orders:
 
     def __init__(
         self,
+        name: str,
         client: Client,
         daemon: Lasting,
         news: Callable[[], None],
         others: Mapping[type[Message], Callable[[Any], None]],
     ) -> None:
+        self._name = name
         self._client = client
         self._daemon = daemon
         self._news = news
@@ -113,7 +116,7 @@ class Orders:
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
         self.ahead: list[TaskRecord] = []
-        daemon.send(ClusterNodes([], [], False, False))
+        daemon.send(ClusterNodes(name, [], [], False, False))
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
     def report_members(self, change: Change) -> None:
@@ -126,7 +129,7 @@ class Orders:
         left = [node for node in change.left if self._rows.pop(node, None) is not None]
         self._rows.update((row.node, row) for row in changed)
         for k, rows in enumerate(_batches(changed) if changed or left else ()):
-            self._daemon.send(ClusterNodes(rows, left if k == 0 else [], is_change or k > 0, False))
+            self._daemon.send(ClusterNodes(self._name, rows, left if k == 0 else [], is_change or k > 0, False))
 
     @property
     def is_looking(self) -> bool:
@@ -207,7 +210,7 @@ class Orders:
         if message is None:  # a new daemon has started: send it everything
             rows = list(self._rows.values())
             for k, batch in enumerate(_batches(rows)):
-                self._daemon.send(ClusterNodes(batch, [], k > 0, k == 0))
+                self._daemon.send(ClusterNodes(self._name, batch, [], k > 0, k == 0))
             for holds in self._holders.rows():
                 self._daemon.send(holds)
             for (node, objref), entry in self._kept.items():

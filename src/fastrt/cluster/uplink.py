@@ -127,7 +127,7 @@ class Uplink:
             messages.KeptObjects: self._on_kept,
             messages.Fetch: lambda message: self._tables.remote.wanted(message.entry, message.objref),
         }
-        self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._orders = Orders(settings["name"], self._client, daemon, self._on_orders, others)
         self._head.on_heads = self._orders.keep_heads
         self._tables.kept.on_drop = self._orders.release
         self._tables.lineage.on_store = partial(self._orders.keep, self._node)

@@ -267,10 +267,9 @@ class Admission:
 
     def on_cluster(self, link: Link, message: ClusterNodes) -> None:
         """Take the nodes of the cluster from the uplink; one that has not joined a head yet reports none."""
+        self.placing.name = message.name
         self._uplink, self._reported = link, None if message.is_new_daemon else self._reported
         if message.nodes or message.is_change:  # else those of the last uplink stay: tasks wait for them
-            names = {row.node: row.name for row in message.nodes}
-            self.placing.name = names.get(self.placing.node, self.placing.name)
             others = [row for row in message.nodes if row.node != self.placing.node]
             self._lost.note(self.placing.views, others, message.left if message.is_change else None)
             self.placing.see(others, message.left if message.is_change else None)

@@ -404,9 +404,10 @@ class NodePage(Message):
 class ClusterNodes(Message):
     """The nodes of the cluster; with `is_change` those that have changed, and those that have left.
 
-    `is_new_daemon`: it must report its resources again.
+    `name`: this node's, which it has before it has joined. `is_new_daemon`: it must report its resources again.
     """
 
+    name: str
     nodes: list[NodeRow]
     left: list[str]
     is_change: bool
