@@ -14,6 +14,7 @@ import fastrt
 import support.grpc_opened  # noqa: F401
 from support import rank_pool
 
+PATIENCE_S = 55.0
 _names = itertools.count()
 
 
@@ -29,14 +30,14 @@ class Ranks:
             env={**os.environ, "PYTHONPATH": source},
         )
 
-    def outcomes(self, count, function, *args):
+    def outcomes(self, count, function, *args, patience_s=PATIENCE_S):
         """What became of each rank: ("returned", value), ("raised", error) or ("died", status)."""
-        rank_pool.write(self.process.stdin, cloudpickle.dumps((count, function, args)))
+        rank_pool.write(self.process.stdin, cloudpickle.dumps((count, function, args, patience_s)))
         return rank_pool.read(self.process.stdout)
 
-    def __call__(self, count, function, *args):
+    def __call__(self, count, function, *args, patience_s=PATIENCE_S):
         """What each rank returned; raises what the first rank raised."""
-        outcomes = self.outcomes(count, function, *args)
+        outcomes = self.outcomes(count, function, *args, patience_s=patience_s)
         for what, value in outcomes:
             if what == "raised":
                 raise value

@@ -4,6 +4,8 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -446,4 +448,20 @@ def test_more_ranks_than_processors_make_progress(ranks, name):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_hundred_thousand_small_operations_are_all_right(ranks, name, count):
-    assert ranks(count, run_many, name, 100_000) == [100_000 + 14_286] * count
+    assert ranks(count, run_many, name, 100_000, patience_s=280.0) == [100_000 + 14_286] * count
+
+
+@pytest.mark.long
+def test_ranks_beside_programs_that_compute_do_not_wait_for_a_time_slice_in_each_operation(ranks, name):
+    """Each of 444 operations a second waited for the time slices of both programs on its processor."""
+    code = "import os\nwhile os.getppid() == int(os.environ['PARENT']): pass"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PARENT": str(os.getpid())})
+        for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        assert ranks(2, run_many, name, 30_000) == [30_000 + 4_286] * 2
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()

@@ -1,7 +1,7 @@
 """Forks the ranks of a test: a process that has everything imported, no threads, and forks for each request.
 
-It reads (count, pickled function and arguments) from its standard input and answers with one outcome for each rank:
-("returned", value), ("raised", exception) or ("died", status). What a rank does not answer in time is killed.
+It reads (count, function, arguments, seconds), pickled, from its standard input and answers with one outcome for each
+rank: ("returned", value), ("raised", exception) or ("died", status). A rank that takes longer is killed.
 """
 
 import os
@@ -19,8 +19,6 @@ import numpy as np  # noqa: F401
 
 import fastrt.collective
 from fastrt.net.grpc.identity import Identity
-
-PATIENCE_S = 55.0
 
 
 def read(stream):
@@ -45,7 +43,7 @@ def be_rank(rank, count, function, args, out):
     os._exit(0)
 
 
-def run(count, function, args):
+def run(count, function, args, patience_s):
     ends, children = {}, []
     for rank in range(count):
         ours, theirs = os.pipe()
@@ -56,7 +54,7 @@ def run(count, function, args):
         ends[ours] = rank
         children.append(child)
     bodies = [b""] * count
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     with selectors.DefaultSelector() as selector:
         for end in ends:
             selector.register(end, selectors.EVENT_READ)
@@ -78,8 +76,7 @@ def run(count, function, args):
 def main():
     Identity.from_token(fastrt.collective.new_token())  # imports what the ranks would import
     while request := read(sys.stdin.buffer):
-        count, function, args = pickle.loads(request)
-        write(sys.stdout.buffer, run(count, function, args))
+        write(sys.stdout.buffer, run(*pickle.loads(request)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """C declarations of a group's shared memory, for the modules with its operations."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from fastrt._core.memory.layout cimport frt_yields
+
 cdef extern from "group.h" nogil:
     ctypedef struct frt_post:
         uint64_t stamp
@@ -74,6 +76,7 @@ cdef class GroupMemory:
     cdef list returned  # (offset, bytes) of blocks that were dropped since the last allocation
     cdef bint crowded  # the node has more ranks than processors
     cdef uint64_t moved_ns  # when this process last moved to another processor
+    cdef frt_yields yields
     cdef uint32_t last_checked  # the rank whose process was checked last; all ranks take turns
     cdef dict raised  # thread -> the exception of WAIT_SIGNALLED
 

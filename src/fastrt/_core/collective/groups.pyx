@@ -22,6 +22,7 @@ from libc.string cimport memset
 from fastrt._core.memory.layout cimport (
     a8_and_sc, a8_load_sc, a32_add_sc, a32_cas_sc, a32_load_rlx, a32_load_sc, a32_store_rlx, a32_store_sc, a32_sub_sc,
     a64_load_acq, a64_load_rlx, a64_load_sc, a64_store_rlx, a_relax, frt_futex_wait, frt_futex_wake, frt_now_ns,
+    frt_yield,
 )
 
 cdef extern from "Python.h":
@@ -35,7 +36,6 @@ cdef extern from "<sys/mman.h>" nogil:
     void *MAP_FAILED
 
 cdef extern from "<sched.h>" nogil:
-    int sched_yield()
     ctypedef struct cpu_set_t:
         pass
     int sched_getcpu()
@@ -242,12 +242,13 @@ cdef class GroupMemory:
             if a64_load_acq(word) >= least:
                 return WAIT_MET
             a_relax()
-        self._leave_processor(rank, frt_now_ns())
+        checked = frt_now_ns()
+        self._leave_processor(rank, checked)
         for _k in range(YIELDS):
-            sched_yield()
+            if not frt_yield(&self.yields, &checked):
+                break
             if a64_load_acq(word) >= least:
                 return WAIT_MET
-        checked = frt_now_ns()
         if deadline_ns[0] < 0:
             deadline_ns[0] = checked - deadline_ns[0]
         a32_add_sc(&self.head.sleepers, 1)

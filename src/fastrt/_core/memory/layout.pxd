@@ -327,6 +327,11 @@ cdef extern from "futex.h" nogil:
     int frt_futex_wait(uint32_t *, uint32_t, int64_t) noexcept
     void frt_futex_wake(uint32_t *) noexcept
 
+cdef extern from "yield.h" nogil:
+    ctypedef struct frt_yields:
+        pass
+    int frt_yield(frt_yields *yields, int64_t *now_ns)
+
 cdef extern from "lock.h" nogil:
     int FRT_LOCKED, FRT_LOCK_ORPHANED
     int frt_lock_init(frt_lock *) noexcept

@@ -15,14 +15,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.queue cimport queue_any, queue_length, queue_pop, queue_wake_idle
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
 cdef enum:
     NAP_NS = 50000000
     IDLE_NAP_S = 5  # a wake costs 55 to 300 us in a cold cache: one a second took 0.03 % of a core for each worker
     NO_YIELD_NS = 4000  # spin this long before yielding: a round trip between two spinning processes takes 1 to 2 us
     SPINS_PER_LOOK = 32  # a pause takes 20 to 40 cycles: read the clock about twice per microsecond
+
+cdef frt_yields _yields
 
 
 cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
@@ -44,12 +43,13 @@ cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
     """Whether a spin may go on: its time is not over. Called between two checks.
 
     After 4 microseconds each call yields the processor: on a busy machine the process that will end the wait may be
-    queued on this same processor (without the yield a round trip then lasts as long as the spin).
+    queued on this same processor (without the yield a round trip then lasts as long as the spin). While yields are
+    late, the spin is over: a sleeper is woken sooner than a process that yields.
     """
-    cdef int64_t elapsed = frt_now_ns() - started
-    if elapsed > NO_YIELD_NS:
-        sched_yield()
-    return elapsed < spin_ns
+    cdef int64_t now = frt_now_ns()
+    if now - started > NO_YIELD_NS and not frt_yield(&_yields, &now):
+        return False
+    return now - started < spin_ns
 
 
 cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
