@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -35,6 +36,18 @@ def run(function, *args):
 def workers():
     rows = clients.table(store_client.require().client.segment)
     return {row["pid"] for row in rows if row["kind"] == clients.KIND_WORKER}
+
+
+def test_the_kernel_ends_workers_before_the_others_when_memory_runs_out():
+    """`oom_score_adj`: the kernel adds this many thousandths of the machine's memory to what a process uses."""
+
+    def score(pid):
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    daemon = store_client.require().client.segment.daemon[0]
+    assert call(run, os.getpid) in workers()
+    assert {score(pid) for pid in workers()} == {1000}
+    assert score(daemon) == score(os.getpid()) < 1000
 
 
 # ---- exceptions ----
