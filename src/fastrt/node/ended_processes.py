@@ -25,7 +25,7 @@ from fastrt.tasks.actor_records import CONSTRUCTOR_RAISED
 
 _KEPT_MAX = 500  # the answer stays far below the greatest size of a message
 _NAMES = {one.value: one.name for one in signal.Signals}  # most of the real-time signals have none
-_KINDS = {clients.KIND_DRIVER: "DRIVER", clients.KIND_WORKER: "WORKER", clients.KIND_ACTOR: "WORKER"}
+_KINDS = clients.KIND_DRIVER, clients.KIND_WORKER, clients.KIND_ACTOR
 
 
 class EndedProcesses:
@@ -66,7 +66,7 @@ class EndedProcesses:
         except (FastrtError, LookupError, ValueError):  # the process has damaged its records; its recovery copes
             cause, detail = "SYSTEM_ERROR", f"the process {how}"
         return EndedProcess(
-            slot, row["gen"], row["pid"], _KINDS[row["kind"]], row["start_time"], int(time.time() * 1000), cause, detail
+            slot, row["gen"], row["pid"], row["kind"], row["start_time"], int(time.time() * 1000), cause, detail
         )
 
     def add(self, row: EndedProcess | None) -> None:

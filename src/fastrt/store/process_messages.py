@@ -13,7 +13,7 @@ class EndedProcess(NamedTuple):
     Attributes:
         slot, gen: its client slot and the slot's generation.
         pid: its process id.
-        kind: "DRIVER" or "WORKER".
+        kind: of its slot: `clients.KIND_DRIVER`, `KIND_WORKER` or `KIND_ACTOR`.
         start_time: when it started, as in the table of clients.
         end_ms: when its end was noticed, in milliseconds of the wall clock.
         cause: the kind of the cause, as in Ray's `exit_type`.
@@ -23,7 +23,7 @@ class EndedProcess(NamedTuple):
     slot: U32
     gen: U64
     pid: U32
-    kind: str
+    kind: U32
     start_time: U64
     end_ms: U64
     cause: str

@@ -336,13 +336,13 @@ def _workers() -> list[WorkerState]:
     node = NodeID.widened(session).hex()
     booted_s, ticks = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
 
-    def row(slot: int, gen: int, kind: str, pid: int, started: int, end_ms: int = 0) -> WorkerState:
+    def row(slot: int, gen: int, kind: int, pid: int, started: int, end_ms: int = 0) -> WorkerState:
         process = WorkerID.widened(f"{session}{slot:04x}{gen:08x}").hex()
         begin_ms = int((booted_s + started / ticks) * 1000)
-        return WorkerState(process, not end_ms, kind, node, ip, pid, start_time_ms=begin_ms, end_time_ms=end_ms)
+        return WorkerState(process, not end_ms, kinds[kind], node, ip, pid, start_time_ms=begin_ms, end_time_ms=end_ms)
 
     found = [
-        row(one["client"], one["gen"], kinds[one["kind"]], one["pid"], one["start_time"])
+        row(one["client"], one["gen"], one["kind"], one["pid"], one["start_time"])
         for one in clients.table(store.client.segment)
         if one["kind"] in kinds
     ]
