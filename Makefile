@@ -28,7 +28,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	wait $$compiled; exit $$types
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (30 to 50 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: scikit-learn viztracer
 	-$(BIN)/python -m pip install --quiet --only-binary :all: 'fastrt[docs]' playwright axe-playwright-python

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of all that the core reads from the segment, on a build with AddressSanitizer and UBSan.
 
-    python tests/fuzz/fuzz.py 60              seconds; what `make check` runs
+    python tests/fuzz/fuzz.py 20              seconds; what `make check` runs
     python tests/fuzz/fuzz.py 600 --keep      and take new inputs that reach more into corpus.txt
 
 It needs gcc, and a checkout: an sdist has no .c files. libFuzzer comes with atheris (extra `fuzz`), which has wheels
