@@ -229,7 +229,7 @@ class EmbeddingShard:
 
     def evict(self, keys: Array) -> None:
         """Remove rows; keys without a row are skipped."""
-        rows = np.empty(len(keys), np.int64)
+        rows: Array = np.empty(len(keys), np.int64)
         self.memory.find(keys, rows)
         rows = rows[rows >= 0]
         self.removed.update(self._keys_of(rows).tolist())

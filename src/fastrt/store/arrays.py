@@ -128,7 +128,7 @@ def read_array(data: Any) -> Any:
         dtype = _dtypes[text] = pickle.loads(text) if text[0] == _PICKLED else numpy.dtype(text.decode())
     if order > 1:
         axes = list(view[end : end + ndim])
-        dense = numpy.ndarray([shape[axis] for axis in axes], dtype, data, aligned(end + ndim))
+        dense: Any = numpy.ndarray([shape[axis] for axis in axes], dtype, data, aligned(end + ndim))
         return dense.transpose(_inverse(axes))
     return numpy.ndarray(shape, dtype, data, aligned(end), order="F" if order else "C")
 
@@ -152,7 +152,7 @@ def rebuild_array(buffer: Any, dtype: Any, shape: tuple[int, ...], axes: list[in
     """Make an array over a buffer; the reverse of `reduce_array`."""
     import numpy
 
-    array = numpy.ndarray(shape, dtype, buffer)
+    array: Any = numpy.ndarray(shape, dtype, buffer)
     return array if axes is None else array.transpose(axes)
 
 

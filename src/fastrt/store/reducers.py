@@ -116,7 +116,8 @@ def rebuild_masked(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
     """Make a masked array; the reverse of `_reduce_masked`."""
     from numpy import ma
 
-    array: Any = ma.MaskedArray(data, ma.nomask if mask is None else mask, hard_mask=hard)
+    make: Any = ma.MaskedArray  # NumPy 2.2 says nothing of its arguments
+    array = make(data, ma.nomask if mask is None else mask, hard_mask=hard)
     array._fill_value = fill_value
     return array
 
