@@ -49,7 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tell(self, event: ev.Event) -> object:
         """Hand over an event and take up its effects; returns the answer."""
         value = None
-        for effect in self.state.handle(event):
+        effects = list(self.state.handle(event))
+        for k, effect in enumerate(effects):
             match effect:
                 case ev.Answer():
                     value = effect.value
@@ -62,6 +63,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.on_the_way.append(effect)
                 case ev.DeallocateObject():
                     assert not self.state.objects.refs.is_alive(effect.canonical)
+                case ev.NotifyAlias() if ev.DeallocateObject(effect.store, effect.canonical) in effects[k + 1 :]:
+                    pass  # an object that nobody owns has arrived: the store gets its names, and drops it at once
                 case ev.NotifyAlias():
                     assert self.state.objects.refs.canonical(effect.alias) == effect.canonical
                     entry = self.state.objects.entry(effect.canonical)
