@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case ev.DeallocateObject():
                     assert not self.state.objects.refs.is_alive(effect.canonical)
                 case ev.NotifyAlias() if ev.DeallocateObject(effect.store, effect.canonical) in effects[k + 1 :]:
-                    pass  # an object that nobody owns has arrived: the store gets its names, and drops it at once
+                    pass  # the same event orders the store to drop the object: the table has no aliases of it any more
                 case ev.NotifyAlias():
                     assert self.state.objects.refs.canonical(effect.alias) == effect.canonical
                     entry = self.state.objects.entry(effect.canonical)

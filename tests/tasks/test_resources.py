@@ -290,10 +290,20 @@ def test_task_of_several_cpus_waits_for_tasks_without_options_and_they_for_it(rt
     assert fastrt.get(small) == list(range(1, 21))
 
 
-def test_small_task_has_its_turn_among_wide_ones(rt):
-    clock = fastrt.remote(time.monotonic)
-    wide = [clock.options(num_cpus=2).remote() for _ in range(400)]
-    assert fastrt.get(clock.remote()) < max(fastrt.get(wide))
+def test_small_task_has_its_turn_among_wide_ones(rt, holder):
+    @fastrt.remote
+    def add_and_time(x):
+        return x + 1, time.monotonic()
+
+    holder.start("all", num_cpus=2)
+    holder.wait("all")  # none of the others ends before the last one is submitted
+    wide = [add_and_time.options(num_cpus=2).remote(k) for k in range(400)]
+    small = add_and_time.remote(1)
+    holder.end("all")
+    value, ended = fastrt.get(small)
+    values, ends = zip(*fastrt.get(wide), strict=True)
+    assert (value, list(values)) == (2, list(range(1, 401)))
+    assert ended < max(ends)
 
 
 def test_wide_task_begins_after_small_ones_that_were_queued_before(rt):

@@ -17,7 +17,7 @@
 /* What the threads of a process know of their last yields. All zero at first. */
 typedef struct {
     int64_t from_ns; /* no yields before this time */
-    int64_t rests;   /* after the next late yield, no yields for one more than this many times as long as it takes */
+    int64_t rests;   /* the next late yield, of t ns, stops yields for t * (rests + 1) */
 } frt_yields;
 
 /* Yield and set the time; or, while yields are late, do nothing and return 0. */
