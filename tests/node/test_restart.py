@@ -224,3 +224,26 @@ def test_requested_resources_are_known_to_the_next_daemon(kill_daemon):
     request_resources(num_cpus=2, bundles=[{"GPU": 0.5}])
     kill_daemon()
     assert fastrt.waiting_demand()["requested"] == [{"CPU": 2.0}, {"GPU": 0.5}]
+
+
+def test_settings_are_in_no_command_line_which_all_users_of_the_machine_can_read(tmp_path, wait_until):
+    """A setting may be a secret: the URL of a spill folder, or a handler's password in `logging`."""
+    secret = "a-word-that-nobody-else-knows"
+    with fastrt.init(1, 32 << 20, spill_dir=tmp_path, labels={"team": secret}) as started:
+        for _ in range(2):
+            assert fastrt.get(add_one.remote(1)) == 2
+            processes = psutil.Process().children(recursive=True)
+            assert daemon_pid(started) in [one.pid for one in processes]
+            for one in processes:
+                assert secret.encode() not in Path(f"/proc/{one.pid}/cmdline").read_bytes(), one.name()
+            assert fastrt.nodes()[0]["Labels"]["team"] == secret
+            killed = daemon_pid(started)
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda before=killed: daemon_pid(started) not in (before, 0), "another daemon")
+
+
+def test_settings_longer_than_an_argument_may_be(tmp_path):
+    names = [f"a resource with a long name, number {k}" for k in range(4000)]
+    with fastrt.init(1, 32 << 20, spill_dir=tmp_path, resources=dict.fromkeys(names, 1)):
+        assert fastrt.get(add_one.options(resources={names[-1]: 1}).remote(1)) == 2
+        assert set(names) < set(fastrt.cluster_resources())

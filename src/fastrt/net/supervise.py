@@ -14,8 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
 if TYPE_CHECKING:
     import subprocess
@@ -67,6 +69,36 @@ def spawn(
         env=env,
         start_new_session=new_session,
     )
+
+
+@contextlib.contextmanager
+def passed_settings(settings: dict[str, Any]) -> Iterator[int]:
+    """Settings in a descriptor, for one process that starts in this context; it calls `take_settings` with the number.
+
+    All users of the machine can read a process's arguments, and each has at most 128 KiB.
+
+    Args:
+        settings: what JSON can say.
+    """
+    fd = os.memfd_create("fastrt-settings")
+    with open(fd, "wb") as file:
+        file.write(json.dumps(settings).encode())
+        file.flush()
+        yield fd
+
+
+def take_settings(fd: int, what: str) -> dict[str, Any]:
+    """Read the settings that this process was started with, and close their descriptor.
+
+    Args:
+        fd: of `passed_settings`.
+        what: what they are, for messages.
+    Raises:
+        ForeignTextError: they are longer than `SETTINGS_BYTES_MAX`.
+    """
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return read_object(file.read(SETTINGS_BYTES_MAX + 1), what, own=True, bytes_max=SETTINGS_BYTES_MAX)
 
 
 def leave() -> None:

@@ -1,6 +1,6 @@
-"""The daemon's process: `python -m fastrt.node SETTINGS`, started by `fastrt.runtime`.
+"""The daemon's process, started by `fastrt.runtime`. Its argument is the descriptor of its settings.
 
-SETTINGS is JSON: config (settings by name), bootstrap_fd, zygote_fd, zygote_is_new (no daemon has used it), session
+These are config (settings by name), bootstrap_fd, zygote_fd, zygote_is_new (no daemon has used it), session
 (sys_path, preload), adopt (the segment of a session whose daemon died, or null), cluster (whether it is a node of one),
 is_head (whether it is the node with the head, or not in a cluster).
 """
@@ -14,7 +14,7 @@ import socket
 import sys
 
 from fastrt.config import Config, raise_descriptors
-from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.supervise import take_settings
 from fastrt.node.daemon import Daemon, ZygoteEndedError
 from fastrt.node.worker_pool import Pool
 
@@ -23,7 +23,7 @@ _SPARE_WORKERS = 16
 
 def main() -> None:
     """Run the daemon; report to the starter where it listens, or why it cannot start."""
-    settings = read_object(sys.argv[1], "the settings of the daemon", own=True, bytes_max=SETTINGS_BYTES_MAX)
+    settings = take_settings(int(sys.argv[1]), "the settings of the daemon")
     starter = socket.socket(fileno=settings["bootstrap_fd"])
     zygote = socket.socket(fileno=settings["zygote_fd"])
     raise_descriptors()  # it needs some for each process that it watches

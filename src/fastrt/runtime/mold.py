@@ -1,9 +1,9 @@
 """The interpreter from which several processes are forked: it imports what they share once, and ends.
 
-`siblings` starts it. Its only argument is the plan: JSON with the descriptor `control` and `stages`, each with names of
-`modules`, variables for `env`, and the `processes` that are forked once these modules are imported. It reports their
-process ids at `control`, and ends when the starter answers: the processes become its children. Where this interpreter
-has threads from its start, it forks none.
+`siblings` starts it. Its only argument is the descriptor of its plan, which has the descriptor `control` and `stages`,
+each with names of `modules`, variables for `env`, and the `processes` that are forked once these modules are imported.
+It reports their process ids at `control`, and ends when the starter answers: the processes become its children. Where
+this interpreter has threads from its start, it forks none.
 
 Nothing that it imports may start a thread, or begin to use gRPC.
 """
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.supervise import take_settings
 from fastrt.worker.title import set_title
 
 
@@ -30,7 +30,7 @@ def main() -> tuple[Callable[..., None], str]:
         The `main` of the process's module, and the expression that it evaluates.
     """
     gc.disable()
-    plan: dict[str, Any] = read_object(sys.argv[1], "the plan of processes", own=True, bytes_max=SETTINGS_BYTES_MAX)
+    plan = take_settings(int(sys.argv[1]), "the plan of processes")
     control: int = plan["control"]
     pids: list[int] = []
     # A `sitecustomize` may have started threads, and a forked child has only the one that forks.

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_object
-from fastrt.net.supervise import interpreter_flags, reap, spawn
+from fastrt.net.supervise import interpreter_flags, passed_settings, reap, spawn
 
 if TYPE_CHECKING:  # imported where it is used: the processes started here import this module, but start none
     import subprocess
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fastrt.runtime.siblings import Stage
 
@@ -101,8 +101,8 @@ class Processes:
             if self.zygote is None or self.zygote.poll() is not None:
                 self._start_all(theirs, adopt)
             else:
-                settings, fds = self._settings(theirs, adopt)
-                self.daemon = spawn(_DAEMON, "main()", settings, name="daemon", pass_fds=fds)
+                with self._settings(theirs, adopt) as (settings, fds):
+                    self.daemon = spawn(_DAEMON, "main()", str(settings), name="daemon", pass_fds=fds)
         assert self.daemon is not None
         ours.settimeout(self._config.start_timeout_s)
         try:
@@ -123,13 +123,12 @@ class Processes:
             self._control.close()
         self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote_is_new = True
-        settings, fds = self._settings(bootstrap, adopt)
-        daemon = siblings.Sibling("daemon", _DAEMON, "main()", (settings,), tuple(fds))
         fd, flags = zygote_end.fileno(), tuple(interpreter_flags())
         zygote = siblings.Sibling("zygote", _ZYGOTE, "main(int(sys.argv[1]))", (str(fd),), (fd,), flags)
-        stages = [siblings.Stage(_SHARED, (daemon, zygote)), *self._stages_beside]
-        self._stages_beside = []
-        with zygote_end:
+        with zygote_end, self._settings(bootstrap, adopt) as (settings, fds):
+            daemon = siblings.Sibling("daemon", _DAEMON, "main()", (str(settings),), tuple(fds))
+            stages = [siblings.Stage(_SHARED, (daemon, zygote)), *self._stages_beside]
+            self._stages_beside = []
             try:
                 self.daemon, self.zygote, *self.beside = siblings.start(stages, self._config.start_timeout_s)
             except BaseException:
@@ -150,8 +149,9 @@ class Processes:
         for end in filter(None, (self._control, self._bootstrap)):
             end.close()
 
-    def _settings(self, bootstrap: socket.socket, adopt: str | None) -> tuple[str, list[int]]:
-        """The argument of a daemon, and the descriptors that it inherits."""
+    @contextlib.contextmanager
+    def _settings(self, bootstrap: socket.socket, adopt: str | None) -> Iterator[tuple[int, list[int]]]:
+        """The argument of a daemon that starts in this context, and the descriptors that it inherits."""
         assert self._control is not None
         fds = [bootstrap.fileno(), self._control.fileno()]
         config = dataclasses.asdict(self._config)
@@ -168,7 +168,8 @@ class Processes:
                 "preload": [*_PUBLIC, *(name for name in _PRELOAD if name in sys.modules)],
             },
         }
-        return json.dumps(settings), fds
+        with passed_settings(settings) as argument:
+            yield argument, [*fds, argument]
 
 
 def _occupy_standard_descriptors() -> None:

@@ -10,7 +10,6 @@ not have.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from fastrt._core.memory.orphans import adopt_orphans, can_adopt_orphans
 from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_json
-from fastrt.net.supervise import reap, spawn
+from fastrt.net.supervise import passed_settings, reap, spawn
 
 _HARMLESS = {"-B", "-s"}  # options that processes for which they were not meant may have, too
 _PIDS_BYTES = 1 << 12
@@ -121,11 +120,10 @@ def _start_together(stages: Sequence[Stage], patience_s: float, flags: Sequence[
     given = [fd for ends in theirs_of.values() for fd in ends]
     kept = [fd for ends in ours_of.values() for fd in ends]
     try:
-        with ours, theirs:
-            plan = json.dumps({"control": theirs.fileno(), "stages": steps})
-            fds = [theirs.fileno(), *given, *(fd for one in siblings for fd in one.fds)]
+        with ours, theirs, passed_settings({"control": theirs.fileno(), "stages": steps}) as plan:
+            fds = [theirs.fileno(), plan, *given, *(fd for one in siblings for fd in one.fds)]
             call = "main, call = main(); exec(call)"
-            mold = spawn("fastrt.runtime.mold", call, plan, name="mold", pass_fds=fds, flags=flags)
+            mold = spawn("fastrt.runtime.mold", call, str(plan), name="mold", pass_fds=fds, flags=flags)
             theirs.close()
             pids = _adopt(mold, ours, patience_s)
         if pids:
