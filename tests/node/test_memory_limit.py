@@ -115,8 +115,8 @@ def test_kernel_without_the_counter_is_no_story(machine, text):
 
 
 def test_only_a_kill_signal_can_come_from_lack_of_memory():
-    assert explain(9, "the kernel did it") == "was killed by signal 9 (Killed); the kernel did it"
-    assert explain(11, "the kernel did it") == "was killed by signal 11 (Segmentation fault)"
+    assert explain(9, "the kernel did it") == "was killed by signal 9 (SIGKILL, Killed); the kernel did it"
+    assert explain(11, "the kernel did it") == "was killed by signal 11 (SIGSEGV, Segmentation fault)"
     assert explain(0, "the kernel did it") == "exited with code 0"
 
 
@@ -190,11 +190,11 @@ KILLED = """
 def test_worker_killed_for_memory_says_so(program, group):
     out, _ = program(KILLED, GROUP=str(group)).finish()
     hit, before, greedy, after = out.splitlines()
-    assert "signal 9 (Killed)" in hit
+    assert "signal 9 (SIGKILL, Killed)" in hit
     assert "memory" not in hit
     assert before == after == f"modest: {1 << 20}"
     assert "task 'greedy' was given up after attempt 1" in greedy
-    assert "was killed by signal 9 (Killed)" in greedy
+    assert "was killed by signal 9 (SIGKILL, Killed)" in greedy
     assert f"for lack of memory at that moment ({group}, limited to {GROUP_BYTES >> 20} MiB)" in greedy
 
 

@@ -243,7 +243,13 @@ def test_settings_are_in_no_command_line_which_all_users_of_the_machine_can_read
 
 
 def test_settings_longer_than_an_argument_may_be(tmp_path):
-    names = [f"a resource with a long name, number {k}" for k in range(4000)]
-    with fastrt.init(1, 32 << 20, spill_dir=tmp_path, resources=dict.fromkeys(names, 1)):
-        assert fastrt.get(add_one.options(resources={names[-1]: 1}).remote(1)) == 2
-        assert set(names) < set(fastrt.cluster_resources())
+    resources = {f"a resource with a long name, number {k}": 1 for k in range(4000)}
+    with fastrt.init(1, 32 << 20, spill_dir=tmp_path, resources=resources):
+        assert fastrt.get(add_one.options(resources=resources).remote(1)) == 2
+        assert resources.keys() < fastrt.cluster_resources().keys()
+
+
+def test_settings_that_are_too_long_are_refused_in_words():
+    with pytest.raises(fastrt.ConfigError, match=r"the settings have \d+ bytes together; at most 1048576"):
+        fastrt.init(1, resources=dict.fromkeys(map(str, range(100_000)), 1))
+    assert not fastrt.is_initialized()

@@ -74,7 +74,7 @@ def test_death_of_the_process_fails_the_call_that_ran_and_those_behind_it(folder
         get(died)
     for ref in (behind, actor.note.remote("late")):
         with pytest.raises(
-            ActorDiedError, match=r"actor Log is dead: its process \d+ was killed by signal 9 \(Killed\)"
+            ActorDiedError, match=r"actor Log is dead: its process \d+ was killed by signal 9 \(SIGKILL, Killed\)"
         ):
             get(ref)
     assert (runs(folder, "behind"), runs(folder, "late")) == (0, 0)

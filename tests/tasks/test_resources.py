@@ -217,6 +217,7 @@ def test_places_that_one_node_has_are_this_one(rt):
         ({"resources": {"CPU": 1}}, ValueError, "say num_cpus"),
         ({"resources": {"": 1}}, ValueError, "name"),
         ({"resources": [1]}, ValueError, "amounts by name"),
+        ({"resources": dict.fromkeys(map(str, range(100_000)), 1)}, ValueError, "ask for fewer"),
         ({"scheduling": 7}, TypeError, "scheduling is 7"),
         ({"scheduling": "spread", "scheduling_strategy": "SPREAD"}, TypeError, "two names"),
     ],

@@ -243,10 +243,13 @@ def test_result_that_cannot_be_read_is_an_error_here(rt):
     [
         (lambda: os._exit(7), "exited with code 7"),
         (lambda: os._exit(0), "exited with code 0"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"signal 9 \(Killed\)"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), r"signal 15 \(Terminated\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"signal 9 \(SIGKILL, Killed\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), r"signal 15 \(SIGTERM, Terminated\)"),
         (lambda: os.kill(os.getpid(), 40), r"signal 40 \(.+\)"),
-        (lambda: (faulthandler.disable(), __import__("ctypes").string_at(0)), r"signal 11 \(Segmentation fault\)"),
+        (
+            lambda: (faulthandler.disable(), __import__("ctypes").string_at(0)),
+            r"signal 11 \(SIGSEGV, Segmentation fault\)",
+        ),
     ],
     ids=["exit 7", "exit 0", "kill", "term", "real time", "segfault"],
 )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fastrt.errors import ConfigError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
 if TYPE_CHECKING:
@@ -79,10 +80,15 @@ def passed_settings(settings: dict[str, Any]) -> Iterator[int]:
 
     Args:
         settings: what JSON can say.
+    Raises:
+        ConfigError: they have more than `SETTINGS_BYTES_MAX` bytes.
     """
+    text = json.dumps(settings).encode()
+    if len(text) > SETTINGS_BYTES_MAX:
+        raise ConfigError(f"the settings have {len(text)} bytes together; at most {SETTINGS_BYTES_MAX} are allowed")
     fd = os.memfd_create("fastrt-settings")
     with open(fd, "wb") as file:
-        file.write(json.dumps(settings).encode())
+        file.write(text)
         file.flush()
         yield fd
 

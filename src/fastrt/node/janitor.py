@@ -140,6 +140,7 @@ def explain(status: int | None, memory: str = "") -> str:
         return "ended"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        words = f"was killed by signal {number} ({signal.strsignal(number) or 'unknown'})"
+        known = {one.value: f"{one.name}, " for one in signal.Signals}  # not all of the real-time signals
+        words = f"was killed by signal {number} ({known.get(number, '')}{signal.strsignal(number) or 'unknown'})"
         return f"{words}; {memory}" if memory and number == signal.SIGKILL else words
     return f"exited with code {os.waitstatus_to_exitcode(status)}"

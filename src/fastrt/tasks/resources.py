@@ -16,7 +16,7 @@ from fastrt._core.objects import functions
 from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
 from fastrt.devices import RESOURCES as DEVICES
 from fastrt.errors import ArgumentError, ConfigError
-from fastrt.foreign_text import read_json
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_json
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import labels
@@ -37,6 +37,7 @@ Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_P
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 _A_BUNDLE = "bundle"  # every task of a group takes some of it, also if it takes nothing else
 _CHOICES_KEPT = 4096
+_FEW = 400  # the demand of so many resources, whose names have limits, is never too long
 _BUNDLE_USE, _BUNDLE_USES = 1, 10_000  # how much one task takes, and how many tasks there may be
 
 
@@ -113,7 +114,7 @@ class Demand(NamedTuple):
             ValueError: the bytes are no demand.
         """
         try:
-            amounts, strategy, node, soft, bundle = read_json(data, "a demand")
+            amounts, strategy, node, soft, bundle = read_json(data, "a demand", bytes_max=SETTINGS_BYTES_MAX)
             checked = tuple(sorted((str(name), int(amount)) for name, amount in amounts))
             if any(amount < 0 for _, amount in checked):
                 raise ValueError("it demands less than nothing")
@@ -152,9 +153,16 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
     selectors = selecting(_SELECTOR, given.get(_SELECTOR), given.get(_FALLBACK, ()))
     if group_strategy(given) is not None:
         inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
-        return Demand(tuple(sorted(inside + selectors)))
+        return _of_bounded_length(Demand(tuple(sorted(inside + selectors))))
     demand = Demand(tuple(sorted(parts_of(amounts) + selectors)), *_strategy(name, value))
-    return None if demand == Demand(ONE_CPU) else demand
+    return None if demand == Demand(ONE_CPU) else _of_bounded_length(demand)
+
+
+def _of_bounded_length(demand: Demand) -> Demand:
+    count = len(demand.amounts)
+    if count > _FEW and len(demand.to_bytes()) > SETTINGS_BYTES_MAX:
+        raise ArgumentError(f"the names of {count} resources are too long together for one demand; ask for fewer")
+    return demand
 
 
 def selecting(option: str, selector: Any, fallbacks: Any = ()) -> Amounts:

@@ -18,6 +18,7 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
+from posix.unistd cimport close
 
 from fastrt._core.memory.layout cimport (
     a8_and_sc, a8_load_sc, a32_add_sc, a32_cas_sc, a32_load_rlx, a32_load_sc, a32_store_rlx, a32_store_sc, a32_sub_sc,
@@ -80,10 +81,7 @@ cdef class GroupMemory:
         if self.base != NULL:
             munmap(self.base, self.total_bytes)
         if self.fd >= 0:
-            try:
-                os.close(self.fd)
-            except OSError:
-                pass
+            close(self.fd)
 
     @staticmethod
     def create(int world_size, uint64_t chunk_bytes=CHUNK_BYTES, uint64_t heap_bytes=0):

@@ -23,6 +23,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
+from posix.unistd cimport close, getpid, unlink
 
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.shm cimport create_shm, map_aligned, open_shm, unlink_shm
@@ -33,9 +34,6 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int PROT_READ, PROT_WRITE, MADV_DONTFORK
     void *MAP_FAILED
-
-cdef extern from "<unistd.h>" nogil:
-    int unlink(const char *)
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -257,15 +255,12 @@ cdef class Segment:
 
     def __dealloc__(self):
         # A forked child has no read-write mapping (MADV_DONTFORK): that address range may belong to another mapping.
-        if self.base != NULL and self.pid == os.getpid():
+        if self.base != NULL and self.pid == getpid():  # at the interpreter's end the module `os` is empty
             munmap(self.base, self.total_bytes)
         if self.view != NULL:
             munmap(<void *>self.view, self.total_bytes)
         if self.fd >= 0:
-            try:
-                os.close(self.fd)
-            except OSError:
-                pass
+            close(self.fd)
 
     cdef frt_superblock *superblock(self) except NULL:
         if self.base == NULL or self.pid != os.getpid():

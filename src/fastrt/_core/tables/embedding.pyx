@@ -15,6 +15,7 @@ from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.unistd cimport close
 
 from fastrt._core.memory.layout cimport (
     a32_load_acq, a32_load_rlx, a32_store_rel, a32_store_rlx, a64_add_rlx, a64_load_acq, a64_load_rlx, a64_store_rel,
@@ -126,10 +127,7 @@ cdef class EmbeddingMemory:
         if self.base != NULL:
             munmap(self.base, self.total_bytes)
         if self.fd >= 0:
-            try:
-                os.close(self.fd)
-            except OSError:
-                pass
+            close(self.fd)
 
     @staticmethod
     def create(uint32_t dim, uint64_t rows_max, bint tracks_use):

@@ -13,6 +13,7 @@ from fastrt.errors import AttachError
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t
+from posix.unistd cimport close, getpid
 
 from fastrt._core.memory.layout cimport a32_add_sc, a32_load_sc, a32_store_sc, a32_sub_sc, a64_load_sc, a64_store_sc
 
@@ -45,10 +46,7 @@ cdef class Versions:
         if self.base != NULL:
             munmap(self.base, self.total_bytes)
         if self.fd >= 0:
-            try:
-                os.close(self.fd)
-            except OSError:
-                pass
+            close(self.fd)
 
     @staticmethod
     def create(uint64_t slot_bytes):
@@ -259,14 +257,14 @@ cdef class PinnedView:
     """
     cdef Span span
     cdef object pins
-    cdef object pid
+    cdef int pid
 
     def __cinit__(self, Span span not None, pins):
-        self.span, self.pins, self.pid = span, list(pins), os.getpid()
+        self.span, self.pins, self.pid = span, list(pins), getpid()
 
     def __dealloc__(self):
         # A forked child has the parent's view, but does not own its pins.
-        if self.pins is not None and self.pid == os.getpid():
+        if self.pins is not None and self.pid == getpid():  # at the interpreter's end the module `os` is empty
             for memory, reader, slot in self.pins:
                 (<Versions>memory).unpin(reader, slot)
 

@@ -1,0 +1,39 @@
+"""What is still held when the interpreter ends: modules have lost their contents before such an object is freed."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import threading
+
+import numpy as np
+
+import fastrt
+from fastrt._core.collective.groups import GroupMemory
+from fastrt._core.tables.embedding import EmbeddingMemory
+from fastrt._core.tables.versions import Versions
+from fastrt.store import client
+
+
+class Held:
+    pass
+
+
+if __name__ == "__main__":
+    held = Held()
+    held.itself = held  # freed by the collector, when all modules are empty
+    threading.held = held
+    with fastrt.init(1, 32 << 20):
+        held.store = client.current()
+        held.array = fastrt.get(fastrt.put(np.ones(1_000_000)))
+    held.group = GroupMemory.create(2)
+    held.table = EmbeddingMemory.create(8, 100, True)
+    held.versions = Versions.create(4096)
+    print("all is made")
+"""
+
+
+def test_nothing_that_is_held_until_the_end_of_the_interpreter_prints_an_error(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all is made\n", "")
