@@ -229,6 +229,29 @@ def test_group_is_a_group_whose_members_show_the_users_frames_only():
     assert "wrong_place" not in str(error)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups of exceptions since 3.11")
+def test_group_stays_one_if_its_members_cannot_be_pickled():
+    inner = ExceptionGroup("inner", [KeyError("k"), Custom(5, detail=threading.Lock())])  # noqa: F821
+    group = ExceptionGroup("outer", [ValueError("v"), inner])  # noqa: F821
+    inner.exceptions[1].members = [inner]  # it contains itself
+    error = pickle.loads(pickle.dumps(wrapped(group)))
+    assert isinstance(error, ExceptionGroup)  # noqa: F821
+    assert error.subgroup(KeyError).exceptions[0].exceptions[0].args == ("k",)
+    odd = error.exceptions[1].exceptions[1]
+    assert type(odd) is Custom
+    assert odd.code == 5
+    assert "lock" in odd.detail
+
+
+def test_exception_inside_of_another_keeps_its_class():
+    outer = ValueError("outer", [Custom(1, detail=threading.Lock())])
+    outer.last = Custom(2, detail=None)
+    error = pickle.loads(pickle.dumps(wrapped(outer)))
+    for one, code in ((error.args[1][0], 1), (error.last, 2)):
+        assert type(one) is Custom
+        assert one.code == code
+
+
 def in_fastrt(exc):
     """The same exception, raised through a frame that says it lies in fastrt."""
     code = compile("def wrong_place(raised, exc):\n    raise raised(exc)", errors.__file__, "exec")

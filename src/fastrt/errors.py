@@ -484,9 +484,7 @@ def _to_bytes(exc: BaseException) -> bytes | None:
     except BaseException:  # a user's __reduce__ or __init__ may raise anything; the worker must survive it
         pass
     try:
-        args = tuple(_portable(arg) for arg in exc.args)
-        fields = {name: _portable(value) for name, value in vars(exc).items()}
-        return bytes(cloudpickle.dumps(_Parts(type(exc), args, fields)))
+        return bytes(cloudpickle.dumps(_parts_of(exc, frozenset())))
     except BaseException:
         return None
 
@@ -507,15 +505,34 @@ def _put_together(kind: type[BaseException], args: tuple[Any, ...], fields: dict
     return exc
 
 
-def _portable(value: Any) -> Any:
-    """Return the value if it can be pickled, else its `repr`."""
+def _parts_of(exc: BaseException, outer: frozenset[int]) -> _Parts:
+    outer |= {id(exc)}
+    args = tuple(_portable(arg, outer) for arg in exc.args)
+    return _Parts(type(exc), args, {name: _portable(value, outer) for name, value in vars(exc).items()})
+
+
+def _portable(value: Any, outer: frozenset[int]) -> Any:
+    """Return the value if it can be pickled, else its `repr`.
+
+    Of the exceptions in it, as a group has them in a list, only the parts that cannot be pickled become their `repr`.
+
+    Args:
+        value: an argument or attribute of an exception, or an item of one.
+        outer: ids of the exceptions and containers around it, as one of them may contain itself.
+    """
     import cloudpickle
 
     try:
         pickle.loads(cloudpickle.dumps(value))
-    except Exception:
-        return repr(value)
-    return value
+        return value
+    except Exception:  # a user's class may refuse in any way it likes
+        pass
+    if id(value) not in outer:
+        if isinstance(value, BaseException):
+            return _parts_of(value, outer)
+        if type(value) in (list, tuple):
+            return type(value)(_portable(one, outer | {id(value)}) for one in value)
+    return repr(value)
 
 
 def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str) -> TaskError:
