@@ -12,7 +12,7 @@ import pytest
 
 import fastrt
 from fastrt.actor import exit_actor
-from fastrt.errors import ActorDiedError
+from fastrt.errors import ActorDiedError, WorkerCrashedError
 
 pytestmark = pytest.mark.usefixtures("rt")
 SOON_S = 30.0
@@ -198,9 +198,47 @@ def test_sigterm_interrupts_the_call_and_runs_cleanup_code(tmp_path, wait_until)
     pid, running = get(actor.ping.remote()), actor.hold.remote()
     wait_until((tmp_path / "held").exists, "the call to run")
     os.kill(pid, signal.SIGTERM)
-    with pytest.raises(ActorDiedError, match=r"signal 15 \(Terminated\)"):
+    with pytest.raises(ActorDiedError, match=r"signal 15 \(SIGTERM, Terminated\)"):
         get(running)
     assert_tidied(tmp_path, wait_until, "held", "finally")
+
+
+def terminate_here():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Terminating:
+    """A value during whose loading the process gets SIGTERM."""
+
+    def __reduce__(self):
+        return terminate_here, ()
+
+
+@pytest.mark.parametrize("kind", ["task", "call", "constructor"])
+def test_sigterm_while_arguments_are_loaded_ends_the_process_before_the_code_begins(tmp_path, kind):
+    def begun(value):
+        note(tmp_path, "begun")
+        threading.Event().wait(SOON_S)
+
+    class Waiting:
+        def __init__(self, value=None):
+            if kind == "constructor":
+                begun(value)
+
+        def call(self, value):
+            begun(value)
+
+    if kind == "task":
+        ref = fastrt.remote(max_retries=0)(begun).remote(Terminating())
+    elif kind == "call":
+        actor = fastrt.remote(Waiting).remote()
+        ref = actor.call.remote(Terminating())
+    else:
+        actor = fastrt.remote(Waiting).remote(Terminating())
+        ref = actor.call.remote(None)
+    with pytest.raises(WorkerCrashedError if kind == "task" else ActorDiedError, match="SIGTERM"):
+        get(ref)
+    assert not (tmp_path / "begun").exists()
 
 
 def test_process_that_a_call_has_forked_ends_by_sigterm(tmp_path):

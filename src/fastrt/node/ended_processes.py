@@ -24,7 +24,6 @@ from fastrt.store.process_messages import EndedProcess, EndedProcessList, ListEn
 from fastrt.tasks.actor_records import CONSTRUCTOR_RAISED
 
 _KEPT_MAX = 500  # the answer stays far below the greatest size of a message
-_NAMES = {one.value: one.name for one in signal.Signals}  # most of the real-time signals have none
 _KINDS = clients.KIND_DRIVER, clients.KIND_WORKER, clients.KIND_ACTOR
 
 
@@ -77,7 +76,6 @@ class EndedProcesses:
     def _cause(self, row: dict[str, Any], how: str, status: int | None, has_left: bool) -> tuple[str, str]:
         """The kind of the cause, in Ray's words, and the cause in ours."""
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
-        named = f"{how} ({_NAMES[number]})" if number in _NAMES else how
         if LACK in how:
             return "NODE_OUT_OF_MEMORY", how
         if row["kind"] == clients.KIND_DRIVER and has_left:
@@ -92,12 +90,10 @@ class EndedProcesses:
         if row["task"] is not None and core.cancelled(self._client, row["task"]):
             return "INTENDED_USER_EXIT", "its task was cancelled with force"
         if number == signal.SIGKILL:
-            return (
-                "SYSTEM_ERROR",
-                f"the process {named}; the kernel does this when memory is short (OOM), or a program did",
-            )
+            why = "the kernel does this when memory is short (OOM), or a program did"
+            return "SYSTEM_ERROR", f"the process {how}; {why}"
         if number or status is None:
-            return "SYSTEM_ERROR", f"the process {named}"
+            return "SYSTEM_ERROR", f"the process {how}"
         if code := os.waitstatus_to_exitcode(status):
             return "SYSTEM_ERROR", f"the process ended with exit code {code}"
         if row["kind"] == clients.KIND_WORKER:

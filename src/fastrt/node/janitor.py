@@ -25,6 +25,8 @@ from fastrt.store.client import Store
 from fastrt.tasks.actor_records import death_of_call
 from fastrt.tasks.cancel import interrupt
 
+_SIGNALS = {one.value: f"{one.name}, " for one in signal.Signals}  # most of the real-time signals have none
+
 
 class Janitor:
     """Recovers dead clients through the daemon's own attachment.
@@ -140,7 +142,6 @@ def explain(status: int | None, memory: str = "") -> str:
         return "ended"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        known = {one.value: f"{one.name}, " for one in signal.Signals}  # not all of the real-time signals
-        words = f"was killed by signal {number} ({known.get(number, '')}{signal.strsignal(number) or 'unknown'})"
+        words = f"was killed by signal {number} ({_SIGNALS.get(number, '')}{signal.strsignal(number) or 'unknown'})"
         return f"{words}; {memory}" if memory and number == signal.SIGKILL else words
     return f"exited with code {os.waitstatus_to_exitcode(status)}"

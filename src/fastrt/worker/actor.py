@@ -167,6 +167,8 @@ class ActorWorker(Worker):
             return f"its process could not be prepared: {exc}"
         try:
             self._building = True
+            if self.ending.ordered:
+                raise ProcessEnds  # the signal came before
             self._build()
         except BaseException as exc:  # any exception of the constructor ends the actor, and its calls raise the reason
             if not is_exit(exc):

@@ -319,6 +319,8 @@ class Worker:
         """
         items: list[Any] = []
         self._runner.interruptible = True  # user code again
+        if self.ending.ordered:
+            raise ProcessEnds
         try:
             for item in generator:
                 if len(items) == count:
@@ -436,7 +438,7 @@ class Worker:
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM: interrupt user code that runs here, run cleanup code, and end."""
         self.ending.order()
-        self._runner.leaving = True
+        self._runner.leaving, self._runner.ends = True, ProcessEnds
         if self._runner.interruptible if self._runner.stack else self._idle:
             raise ProcessEnds
 

@@ -6,6 +6,7 @@ from fastrt._core.memory.clients cimport Client
 cdef class Runner:
     cdef readonly list stack
     cdef public bint interruptible, leaving
+    cdef public object ends
 
     cdef Client client
     cdef dict loaded

@@ -11,6 +11,7 @@ class Runner:
     stack: list[int]
     interruptible: bool
     leaving: bool
+    ends: type[BaseException] | None
     def __init__(
         self,
         client: Client,

@@ -33,6 +33,8 @@ cdef class Runner:
         stack: running tasks, the innermost last; more than one where a task waits and others run on top of it.
         interruptible: whether user code runs at this moment, so that a signal's handler may raise.
         leaving: when set, `run` and `serve` return after the task that runs.
+        ends: an exception once the process must end, None before. A task whose arguments were loaded when the signal
+            came raises it where its function would begin.
 
     Args:
         client: whose tasks are run.
@@ -55,6 +57,7 @@ cdef class Runner:
         self.methods = methods
         self.stack = []
         self.interruptible = self.leaving = False
+        self.ends = None
         self.last_objref = 0
         self.last_function = None
 
@@ -144,6 +147,8 @@ cdef object _call(Runner self, uint32_t t):
         self.interruptible = True
         if task_is_cancelled(x, t):
             raise KeyboardInterrupt
+        if self.ends is not None:
+            raise self.ends
         return function(*args, **kwargs) if kwargs else function(*args)
     finally:
         self.interruptible = False
