@@ -10,10 +10,11 @@ a fresh environment and used with a PATH on which there is no compiler:
 
 - for this machine, by the Python that built it;
 - for another machine, under qemu, by the Python that Debian has for that machine (tests/debian_python.py);
-- for musl, by a Python that is built for it (tests/zig_python.py), once per version;
+- for musl, by a Python that is built for it (tests/zig_python.py), under qemu where it is for another machine;
 - with `--libc bullseye`, by a Python built for the oldest glibc that the wheels are for, that of Debian's bullseye.
 
-Where that cannot be had, the last line about a wheel says so. Interpreters are those on PATH, of pyenv, and Debian's.
+Where that cannot be had, the last line about a wheel says so. Each Python is made once. Interpreters are those on PATH,
+of pyenv, and Debian's.
 """
 
 import argparse
@@ -88,9 +89,12 @@ def interpreters(versions: list[str]) -> dict[str, Path]:
     return found
 
 
-def made(script: str, version: str, machine: str, *options: str) -> Path | None:
-    """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason."""
-    folder = ROOT / "build/pythons" / "-".join([version, machine, script.partition("_")[0], *options[1:]])
+def made(script: str, version: str, machine: str, libc: str = "", helper: Path | None = None) -> Path | None:
+    """An interpreter that a script of tests/ makes from Debian's archive; None if it cannot, with the reason.
+
+    `libc` and `helper` are for tests/zig_python.py.
+    """
+    folder = ROOT / "build/pythons" / "-".join([version, machine, script.partition("_")[0], *filter(None, [libc])])
     pythons = (folder / f"usr/bin/python{version}", folder / f"bin/python{version}")
     # The file says that the script has made the whole interpreter. Without it, the script makes the interpreter again.
     whole = folder / ".made"
@@ -98,8 +102,10 @@ def made(script: str, version: str, machine: str, *options: str) -> Path | None:
         reason = f"Debian has no Python {version}" if version not in SUITES else ""
         if not reason:
             shutil.rmtree(folder, ignore_errors=True)
-            words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version], *options]
+            words = [ROOT / "tests" / script, version, folder, "--suite", SUITES[version]]
             words += ["--machine", machine] * (machine != HERE)
+            words += ["--libc", libc] * bool(libc)
+            words += ["--helper", helper] * bool(helper)
             done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             reason = (done.stdout or "it ended without a word") if done.returncode else ""
             if not reason:
@@ -229,15 +235,13 @@ def tried(version: str, python: Path, wheel: Path, folder: Path, machine: str, l
         try_out(python, wheel, folder, [])
         return "installed without a compiler and used"
     glibc = [f"manylinux_2_{minor}_{machine}" for minor in (17, 28, 31)]
+    under = "" if machine == HERE else " under qemu"
     if libc == "gnu":
-        there, names, how = made("debian_python.py", version, machine), glibc, "used under qemu"
-    elif machine != HERE:
-        there = None
-    elif libc == "bullseye":
-        there, names, how = made("zig_python.py", version, machine, "--libc", libc), glibc, f"used with {libc}'s glibc"
+        there, names, how = made("debian_python.py", version, machine), glibc, f"used{under}"
     else:
-        there = made("zig_python.py", version, machine)
-        names, how = [f"musllinux_1_{minor}_{machine}" for minor in (1, 2)], "used with musl"
+        there = made("zig_python.py", version, machine, libc, python if under else None)
+        names = glibc if libc == "bullseye" else [f"musllinux_1_{minor}_{machine}" for minor in (1, 2)]
+        how = f"used{under} with {'musl' if libc == 'musl' else 'the glibc of bullseye'}"
     if there is None:
         return "not tried"
     try_out(there, wheel, folder, names)

@@ -139,10 +139,21 @@ def move_in(version: str, folder: Path, machine: str) -> Path:
         run(python, "-m", "compileall", "-q", lib)  # as the packages' own scripts do, which did not run
         return python
     # Not compiled: that takes minutes in an emulator, and each module is compiled when it is first imported.
+    start_by_emulator(python, machine)
+    return python
+
+
+def start_by_emulator(python: Path, machine: str) -> None:
+    """Put a script in the place of an interpreter for another machine, which starts it by qemu."""
     binary = python.rename(python.with_name(f"{python.name}.{machine}"))
     python.write_text(f'#!/bin/sh\nexec {emulator(machine)} -0 "$0" {binary} "$@"\n')
     python.chmod(0o755)
-    return python
+
+
+def require_emulator(machine: str) -> None:
+    """End with a word on what to install if programs of a machine cannot run here."""
+    if machine != os.uname().machine and not emulator(machine):
+        raise SystemExit(f"programs of {machine} run here by qemu-{machine}: install qemu-user-static")
 
 
 def main() -> None:
@@ -152,8 +163,7 @@ def main() -> None:
     words.add_argument("--suite", default="sid", help="Debian's suite that has this version (default: sid)")
     words.add_argument("--machine", default=os.uname().machine, help="for which machine: x86_64 or aarch64")
     given = words.parse_args()
-    if given.machine != os.uname().machine and not emulator(given.machine):
-        raise SystemExit(f"programs of {given.machine} run here by qemu-{given.machine}: install qemu-user-static")
+    require_emulator(given.machine)
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="debian-python-") as name:
