@@ -184,3 +184,25 @@ def test_task_in_a_group_of_another_node_that_no_node_has_goes_to_that_node_or_e
     assert [order.what for order in look()] == ["refuse"]
     assert placing.decide(now) == []
     assert not placing.waiting()
+
+
+def test_node_that_was_back_meanwhile_has_the_whole_time_once_more():
+    maker, group = "a" * 32, "a" * 16 + "0" * 20
+    row = NodeRow(maker, "a", {"CPU": ONE}, {"CPU": ONE}, {})
+    placing = Placing("b" * 32, {"CPU": 4 * ONE}, True)
+    placing.has_uplink = True
+    strays, demand = Strays(placing), Demand(((f"CPU@{group}", ONE),))
+
+    def look(number, now):
+        placing.wait(TaskKey(number, number), demand, now - 1.5)
+        return [strays.decide(order, now) for order in placing.decide(now) if order.what == "ask"]
+
+    assert look(1, 1.5) == [None], "its node is not there: the head was restarted"
+    placing.moved(TaskKey(1, 1), GONE, 2.0)  # cancelled
+    placing.see([row], [])
+    strays.see()
+    placing.see([], [maker])
+    strays.see()
+    assert look(2, 1000.0) == [None], "the head was restarted once more, much later"
+    strays.see()
+    assert [order.what for order in look(3, 1000.0 + LEFT_S + 1)] == ["refuse", "refuse"]

@@ -274,6 +274,7 @@ class Admission:
             self._lost.note(self.placing.views, others, message.left if message.is_change else None)
             self.placing.see(others, message.left if message.is_change else None)
             self.placing.has_uplink = True
+            self._strays.see()
         self.refresh()
 
     @property

@@ -25,6 +25,10 @@ class Strays:
         self._placing = placing
         self._missed: dict[str, float] = {}  # groups whose node is not there, and since when
 
+    def see(self) -> None:
+        """Forget that a node was missed which is there again; called after each report of the nodes."""
+        self._missed = {group: since for group, since in self._missed.items() if self._maker(group) is None}
+
     def decide(self, order: Order, now: float) -> Order | None:
         """Return what becomes of a task or an actor that `Placing` gives the order "ask" for.
 
@@ -32,9 +36,8 @@ class Strays:
             An order "forward" or "refuse"; None: it waits here for now.
         """
         group = group_of(order.demand)
-        maker = next((node for node in self._placing.views if is_made_on(group, node)), None)
+        maker = self._maker(group)
         if maker is not None:
-            self._missed.pop(group, None)
             return self._placing.put(order.key, maker, now)
         if not self._placing.has_uplink:  # the nodes are not known now
             self._missed.clear()
@@ -42,3 +45,7 @@ class Strays:
             self._placing.forget(order.key)
             return order._replace(what="refuse")
         return None
+
+    def _maker(self, group: str) -> str | None:
+        """The node that made a group, if it is there."""
+        return next((node for node in self._placing.views if is_made_on(group, node)), None)
