@@ -39,6 +39,7 @@ from fastrt.node.memory_limit import KillCounters
 from fastrt.node.memory_monitor import MemoryMonitor
 from fastrt.node.output import Output
 from fastrt.node.populator import Populator
+from fastrt.node.served_link import ServedLink
 from fastrt.node.spiller import Spiller
 from fastrt.node.worker_pool import Pool
 from fastrt.store import unread
@@ -361,8 +362,7 @@ class Daemon:
     # ---- joining and leaving ----
 
     def _accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        link = Link(sock)
+        link = ServedLink(listener.accept()[0], self._selector)
         _, uid = link.peer()
         if uid != os.geteuid():
             link.send(Refused(f"this session belongs to uid {os.geteuid()}, not to {uid}"))
