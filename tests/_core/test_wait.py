@@ -6,6 +6,7 @@ import signal
 import statistics
 import time
 
+import psutil
 import pytest
 
 from fastrt._core.memory import clients
@@ -442,3 +443,23 @@ def test_wait_for_what_is_no_reference_is_refused(client, pending, bad):
         with pytest.raises(TypeError):
             handles.wait_some(client, refs, 1, 0.1, 0.0)
     one.seal(0)
+
+
+@pytest.mark.long
+def test_process_that_was_stopped_in_a_yield_spins_again_soon(node, pending, wait_until):
+    """It took the stop for a late yield, and slept in each wait for as long as it had been stopped."""
+    peer, one = node.peer(), pending(1)
+    acquire(peer, one)
+    spins = "import time; t = time.thread_time(); handles.wait_all(client, refs, 0.02, 1.0); time.thread_time() - t"
+    wait_until(lambda: peer.run(spins) > 0.005, "waits that spin")
+    process, before = psutil.Process(peer.pid), sum(psutil.Process(peer.pid).cpu_times()[:2])
+    peer.start("handles.wait_all(client, refs, 2.0, 4.0)")
+    wait_until(lambda: sum(process.cpu_times()[:2]) - before > 0.2, "the peer to spin")
+    process.suspend()
+    until = time.monotonic() + 6.0
+    wait_until(lambda: time.monotonic() > until, "the end of the stop")
+    process.resume()
+    peer.finish()
+    wait_until(lambda: peer.run(spins) > 0.005, "waits that spin", 4.0)
+    one.seal(0)
+    peer.run("del refs")

@@ -12,6 +12,7 @@
 #include "futex.h"
 
 #define FRT_YIELD_LATE_NS 200000 /* processes of fastrt that yield to each other are back within some microseconds */
+#define FRT_YIELD_LATE_MOST_NS 100000000 /* beyond a time slice: this process was stopped, say by SIGSTOP */
 #define FRT_YIELD_REST_MOST 32
 
 /* What the threads of a process know of their last yields. All zero at first. */
@@ -22,13 +23,15 @@ typedef struct {
 
 /* Yield and set the time; or, while yields are late, do nothing and return 0. */
 static inline int frt_yield(frt_yields *yields, int64_t *now_ns) {
-    int64_t before = *now_ns, after, rests;
+    int64_t before = *now_ns, late, rests;
     if (before < __atomic_load_n(&yields->from_ns, __ATOMIC_RELAXED)) return 0;
     sched_yield();
-    *now_ns = after = frt_now_ns();
+    *now_ns = frt_now_ns();
+    late = *now_ns - before;
+    if (late > FRT_YIELD_LATE_MOST_NS) late = FRT_YIELD_LATE_MOST_NS;
     rests = __atomic_load_n(&yields->rests, __ATOMIC_RELAXED);
-    if (after - before > FRT_YIELD_LATE_NS) {
-        __atomic_store_n(&yields->from_ns, after + (rests + 1) * (after - before), __ATOMIC_RELAXED);
+    if (late > FRT_YIELD_LATE_NS) {
+        __atomic_store_n(&yields->from_ns, *now_ns + (rests + 1) * late, __ATOMIC_RELAXED);
         if (rests < FRT_YIELD_REST_MOST) __atomic_store_n(&yields->rests, 2 * rests + 1, __ATOMIC_RELAXED);
     } else if (rests) {
         __atomic_store_n(&yields->rests, rests / 2, __ATOMIC_RELAXED);
