@@ -25,7 +25,7 @@ class ServedLink(Link):
         self._events = selectors.EVENT_READ  # that the selector waits for
 
     def send(self, message: Message) -> bool:
-        """Send one message, behind what was posted before; False when the other end is gone, or takes nothing."""
+        """Send one message, behind those posted before; False when the other end is gone, or takes nothing."""
         if self.backlog > _BACKLOG_BYTES:
             self.hang_up()
             return False
