@@ -228,7 +228,7 @@ class Orders:
             self._is_waiting, self.ahead = message.is_looking, message.ahead
             self.ready.set()
         elif isinstance(message, KnownHeads):
-            self.heads = message
+            self.heads = self.heads or message  # of the uplink before this one: a new daemon's may be older
         elif type(message) in self._others:
             self._others[type(message)](message)
             return
