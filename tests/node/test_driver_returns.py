@@ -241,3 +241,38 @@ def test_the_namespace_of_a_program_does_not_outlive_it(runtime, runtime_dir):
         with fastrt.init(address=runtime.head, runtime_dir=runtime_dir, namespace=given):
             assert fastrt.get_runtime_context().namespace == (given or "")
             assert fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=60) == (given or "")
+
+
+@fastrt.remote
+class Lasting:
+    def where(self):
+        return fastrt.get_runtime_context().namespace
+
+    def from_a_task(self):
+        return fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=60)
+
+
+def test_node_forgets_the_namespace_of_a_program_that_has_ended(runtime, runtime_dir, program, wait_until):
+    """But its detached actors are in it. A node that runs for months would fill its tables otherwise."""
+    ours = {"address": runtime.head, "runtime_dir": str(runtime_dir)}
+    for how in ("fastrt.shutdown()", "os.kill(os.getpid(), 9)"):
+        other = program(f"""
+            import os, fastrt
+            fastrt.init(**{ours!r}, namespace="short")
+            print(fastrt.get_runtime_context().namespace, flush=True)
+            {how}
+        """)
+        other.process.wait(60)
+    with fastrt.init(**ours, namespace="left"):
+        lasting = Lasting.options(name="lasting", lifetime="detached").remote()
+        assert fastrt.get(lasting.where.remote(), timeout=60) == "left"
+    with fastrt.init(**ours, namespace="here"):
+
+        def noted():
+            return {row["what"] for row in fastrt.list_objects() if "namespace" in row["what"]}
+
+        wait_until(lambda: noted() == {"function namespace here"}, "the namespaces to be forgotten")
+        lasting = fastrt.get_actor("lasting", namespace="left")
+        assert fastrt.get([lasting.where.remote(), lasting.from_a_task.remote()], timeout=60) == ["left", "left"]
+        fastrt.kill(lasting)
+        assert fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=60) == "here"

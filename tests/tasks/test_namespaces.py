@@ -1,5 +1,7 @@
 """Namespaces: names of actors that are the same and do not meet, and what inherits which namespace."""
 
+import multiprocessing
+
 import pytest
 
 import fastrt
@@ -34,6 +36,16 @@ def find(name, namespace=None):
 @fastrt.remote
 def nested(name):
     return fastrt.get(find.remote(name)), fastrt.get_runtime_context().namespace
+
+
+def found(name):
+    return fastrt.get_runtime_context().namespace, get(fastrt.get_actor(name).where.remote())
+
+
+def in_child(function, *args):
+    """Call it in a forked child."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, args)
 
 
 @pytest.fixture
@@ -82,6 +94,19 @@ def test_what_a_driver_says_holds_for_its_tasks_and_actors(runtime_dir):
         assert get(find.options(runtime_env={"env_vars": {"A": "b"}}).remote("own")) == "team"
     with fastrt.init(1, "64MiB", runtime_dir=runtime_dir):
         assert fastrt.get_runtime_context().namespace == ""
+
+
+def test_forked_child_is_in_the_namespace_of_its_parent(runtime_dir):
+    """As in a server that names its actors and then forks the processes that use them."""
+    with fastrt.init(2, "64MiB", namespace="team", runtime_dir=runtime_dir):
+        one = Named.options(name="one").remote()
+        assert get(one.where.remote()) == "team"
+        assert in_child(found, "one") == ("team", "team")
+        assert in_child(one_task) == "team"
+
+
+def one_task():
+    return get(find.remote("one"))
 
 
 def test_local_mode_has_namespaces():

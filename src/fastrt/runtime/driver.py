@@ -105,8 +105,8 @@ def init(
             set_current(job)
         _runtime.on_exit = shutdown
         store_client.set_store(_runtime._store)
-        if space and _runtime._store is not None:
-            namespaces.note(_runtime._store, space)
+        if _runtime._store is not None:
+            _runtime.enter(space)
         return _runtime
 
 

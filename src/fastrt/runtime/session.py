@@ -24,12 +24,13 @@ from fastrt.runtime.processes import Processes
 from fastrt.store import join, messages, unread, warnings
 from fastrt.store.client import Store
 from fastrt.store.join import Link
-from fastrt.tasks import call_sites
+from fastrt.tasks import call_sites, namespaces
 
 if TYPE_CHECKING:
     import subprocess
 
     from fastrt.runtime.siblings import Stage
+    from fastrt.store.ref import ObjectRef
 
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
@@ -57,6 +58,8 @@ class Runtime:
         self.socket_path = socket_path
         self._config = config
         self._pid = os.getpid()
+        self._namespace = ""
+        self._noted: ObjectRef | None = None  # holds the namespace
         self._store: Store | None
         self._store, self._link = self._join(self._logs if config.log_to_driver else "")
         warnings.configure(config.advice)
@@ -105,7 +108,14 @@ class Runtime:
         store, self._link = self._join()
         store.note = None if self._store is None else self._store.note
         self._store = store
+        self.enter(self._namespace)  # the child is a job of its own
         return store
+
+    def enter(self, namespace: str) -> None:
+        """Put this program, and children that it forks, into a namespace of actors' names."""
+        self._namespace = namespace
+        if namespace and self._store is not None:
+            self._noted = namespaces.note(self._store, namespace)
 
     def _listen(self, segment: Segment) -> None:
         """Print the output of workers; when the daemon dies, connect to its replacement."""
@@ -150,6 +160,7 @@ class Runtime:
     def close(self) -> None:
         """Leave the session. A forked child leaves only for itself."""
         store, self._store = self._store, None  # or this object would keep the segment mapped
+        self._noted = None
         if store is None:
             return
         self._leaving = True

@@ -17,6 +17,7 @@ from fastrt._core.tasks.actors import NAME_BYTES_MAX
 from fastrt.errors import ArgumentError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
 from fastrt.tasks import runtime_env
 from fastrt.tasks.runtime_env import Environment
 
@@ -56,10 +57,16 @@ def job_here(store: Store) -> int:
     return store.client.working_job if task is None else core.info(store.client, task)["job"]
 
 
-def note(store: Store, namespace: str) -> None:
-    """Put the job of this process, a driver, into a namespace."""
-    ref = store.put(namespace)
-    functions.add_function(store.client, _digest(store.client.job), ref, f"namespace {namespace}")
+def note(store: Store, namespace: str) -> ObjectRef:
+    """Put the job of this process, a driver, into a namespace; it is in it as long as the reference returned is held.
+
+    Tasks of the job end with its driver, so nothing looks for the namespace later.
+    """
+    what = f"namespace {namespace}"
+    noted: ObjectRef = functions.add_function(
+        store.client, _digest(store.client.job), store.put(namespace), what, lasting=False
+    )
+    return noted
 
 
 def of_job(store: Store, job: int) -> str:
