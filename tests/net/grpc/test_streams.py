@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import socket
 from typing import Any
 
 import pytest
 
 from fastrt.cluster.membership import JOIN
+from fastrt.errors import FastrtError
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
@@ -45,3 +47,20 @@ def test_stopped_server_leaves_no_call_that_the_end_of_the_loop_would_cancel(cap
 
     asyncio.run(run())
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "Address already in use"),
+        ("192.0.2.77", "this machine does not have that address"),  # of documentation
+        ("nowhere.invalid", "give a host that this machine has"),
+    ],
+)
+def test_server_that_cannot_listen_says_why(host: str, why: str) -> None:
+    """gRPC says only that it failed, and which variable shows more."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        access = Access(Identity.from_token(new_token()))
+        with pytest.raises(FastrtError, match=f"^cannot serve on {address}: .*{why}"):
+            asyncio.run(streams.serve(address, access, NODE, {}, asyncio.Event()))

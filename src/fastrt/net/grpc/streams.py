@@ -7,7 +7,9 @@ hundreds of tasks.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import grpc
 import grpc.aio
 
 from fastrt.errors import FastrtError
-from fastrt.net.address import with_port
+from fastrt.net.address import split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.descriptors import MessageSet
 from fastrt.net.grpc.door import Door, Limits
@@ -101,7 +103,7 @@ async def serve(
     Returns:
         The server, and the address with the port it got.
     Raises:
-        FastrtError: the address is in use.
+        FastrtError: the address is in use, or not one of this machine; the message says which.
     """
     use_grpc()
     door = Door(_LIMITS)
@@ -119,11 +121,29 @@ async def serve(
     try:
         port = server.add_secure_port(address, access.identity.server_credentials())
     except RuntimeError as exc:
-        raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
+        raise FastrtError(f"cannot serve on {address}: {_why_not(address) or exc}") from None
     await server.start()
     door.open(port, tls=True)
     weakref.finalize(server, door.close)
     return server, with_port(address, port)
+
+
+def _why_not(address: str) -> str:
+    """Return the system's reason why no server can listen at an address, which gRPC does not tell; "": it can."""
+    try:
+        host, port = split_address(address, port_min=0)
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except socket.gaierror as exc:
+        return f"{exc.strerror}; give a host that this machine has, or its address"
+    except OSError as exc:
+        is_foreign = exc.errno == errno.EADDRNOTAVAIL
+        return "this machine does not have that address" if is_foreign else os.strerror(exc.errno or 0)
+    except ValueError:
+        pass
+    return ""
 
 
 async def stop_server(server: grpc.aio.Server, grace_s: float) -> None:
