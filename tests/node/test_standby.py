@@ -1,15 +1,29 @@
 """A standby head: which head a node connects to, and a cluster whose head is lost and comes back."""
 
+import asyncio
+import select
+import socket
 from typing import NamedTuple
 
 import pytest
 
 import fastrt
-from fastrt.cluster.head_link import Heads
-from fastrt.net.grpc.identity import new_token
+from fastrt.cluster.head import Membership
+from fastrt.cluster.head_link import HeadLink, Heads
+from fastrt.cluster.membership import JOIN
+from fastrt.cluster.reasons import Reasons
+from fastrt.net.address import join_address
+from fastrt.net.grpc import streams
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.streams import Access
 from fastrt.node.daemon import sweep_sessions
 from fastrt.runtime.nodes import nodes_at
+from fastrt.store.messages import KnownHeads
+from fastrt.versions import own_versions
 from support.cluster import RunningNode
+
+_SET = message_set("node")
 
 PATIENCE_S = 40.0
 
@@ -165,3 +179,32 @@ def test_standby_takes_over_and_gives_the_cluster_back(runtime_dir, monkeypatch,
 def test_head_is_no_standby(runtime_dir, words):
     with pytest.raises(AssertionError, match="--standby is for another node than the head's"):
         RunningNode(runtime_dir, *words)
+
+
+def test_node_whose_own_standby_hangs_joins_the_first_head_when_it_is_back(free_port):
+    """It asked its own standby again and again, although the first head had answered meanwhile."""
+    token, first = new_token(), f"127.0.0.1:{free_port}"
+
+    async def run():
+        with socket.socket() as own:
+            own.bind(("127.0.0.1", 0))
+            own.listen()
+            standby = join_address(*own.getsockname())
+            report = _SET.message("fastrt.node.Report")(node="b" * 32, address="127.0.0.1:1", name="b", standby=standby)
+            report.versions.update(own_versions())
+            access = Access(Identity.from_token(token))
+            link = HeadLink(first, access, report, Reasons(access.identity), lambda change: None)
+            joined = asyncio.Event()
+            link.announce = joined.set
+            staying = asyncio.create_task(link.stay_joined(KnownHeads(first, [], True)))
+            await asyncio.wait_for(asyncio.to_thread(select.select, [own], [], []), PATIENCE_S)
+            stop = asyncio.Event()
+            server, _ = await streams.serve(first, access, _SET, {JOIN: Membership().join}, stop)
+            try:
+                await asyncio.wait_for(joined.wait(), 15.0)
+            finally:
+                staying.cancel()
+                stop.set()
+                await streams.stop_server(server, 5.0)
+
+    asyncio.run(run())

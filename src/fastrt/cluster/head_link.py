@@ -121,23 +121,24 @@ class Heads:
     def joined(self) -> None:
         """Note that the present address answers. When its stream ends, the first head is tried again."""
         self._lost_at = None if self._turn == 0 else self._lost_at
-        self._begin_round()
+        self.begin_round()
         self._rounds = 0
 
     def failed(self, now: float, is_waiting: bool) -> None:
         """Note that the present address does not answer; `is_waiting`: it is a standby that is not in charge."""
         self._lost_at = now if self._lost_at is None else self._lost_at
         if now - self._lost_at < _TAKEOVER_S:
-            self._begin_round()
+            self.begin_round()
             return
         self._is_earlier_there |= is_waiting and self.is_earlier(self.address())
         self._turn += 1
         turns = self._turns()[self._turn :]
         if not turns or (turns == [self._own] and self._is_earlier_there):
-            self._begin_round()
+            self.begin_round()
             self._rounds += 1
 
-    def _begin_round(self) -> None:
+    def begin_round(self) -> None:
+        """Ask the first head next."""
         self._turn, self._is_earlier_there = 0, False
 
     @property
@@ -210,6 +211,8 @@ class HeadLink:
             error = await self._join(address)
             if error is not None:
                 await self._failed(address, error)
+            else:
+                self._heads.begin_round()
             await self._pause(self._heads.pause_s)
 
     async def _join(self, address: str) -> grpc.aio.AioRpcError | None:
