@@ -47,7 +47,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     found = next(folder.glob("*/configure")).parent
     setup = found / "setup.py"  # of Python up to 3.11: it adds the headers of this machine's C library
     if setup.exists():
-        setup.write_text(setup.read_text().replace("self.add_multiarch_paths()", "pass"))
+        adding = r"self\.add_(multiarch|cross_compiling)_paths\(\)"
+        setup.write_text(re.sub(adding, "pass", setup.read_text()))
     return found
 
 
