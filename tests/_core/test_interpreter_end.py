@@ -35,5 +35,6 @@ if __name__ == "__main__":
 
 def test_nothing_that_is_held_until_the_end_of_the_interpreter_prints_an_error(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-W", "default", tmp_path / "program.py"]  # with warnings of files that nobody closed
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all is made\n", "")

@@ -57,8 +57,9 @@ def spawn(
 
     # Imported modules stay until the process ends: the garbage collector skips them while they load and later.
     code = (
-        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); "
-        f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}; "
+        f"with open('/proc/self/comm', 'w') as its_name: its_name.write('fastrt-{name}')\n"
+        f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; "
+        f"gc.freeze(); gc.enable(); {call}; "
         "from fastrt.net.supervise import leave; leave()"
     )
     return subprocess.Popen(

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from fastrt.config import Config, raise_descriptors
 from fastrt.net.supervise import take_settings
@@ -24,9 +25,15 @@ _SPARE_WORKERS = 16
 def main() -> None:
     """Run the daemon; report to the starter where it listens, or why it cannot start."""
     settings = take_settings(int(sys.argv[1]), "the settings of the daemon")
-    starter = socket.socket(fileno=settings["bootstrap_fd"])
-    zygote = socket.socket(fileno=settings["zygote_fd"])
     raise_descriptors()  # it needs some for each process that it watches
+    with (
+        socket.socket(fileno=settings["bootstrap_fd"]) as starter,
+        socket.socket(fileno=settings["zygote_fd"]) as zygote,
+    ):
+        _run(settings, starter, zygote)
+
+
+def _run(settings: dict[str, Any], starter: socket.socket, zygote: socket.socket) -> None:
     try:
         config = Config.load(**settings["config"])
         most = config.clients_dense - 2  # the daemon and a driver need slots, too

@@ -116,6 +116,7 @@ def main(control_fd: int) -> None:
                 break
         except (BrokenPipeError, ConnectionResetError):
             break
+    control.close()
     for pid in outputs:  # the workers end with this process, but not the processes that their tasks have started
         _kill_group(pid)
 
