@@ -69,7 +69,7 @@ def install(sources: Path, folder: Path, options: list[str], environment: dict[s
 
 
 def cross_options(machine: str, helper: Path | None) -> list[str]:
-    """What `configure` of Python must be told to build for another machine, which it cannot ask."""
+    """Return options for Python's `configure`, which cannot run programs of another machine to learn these facts."""
     if machine == HERE:
         return []
     if helper is None:
@@ -81,7 +81,7 @@ def cross_options(machine: str, helper: Path | None) -> list[str]:
 
 
 def hosts(machine: str) -> list[str]:
-    """What each `configure` must be told to build for another machine."""
+    """Return the options that name both machines to a `configure`; none if they are the same."""
     return [] if machine == HERE else [f"--host={machine}-linux-gnu", f"--build={HERE}-linux-gnu"]
 
 

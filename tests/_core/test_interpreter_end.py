@@ -1,4 +1,4 @@
-"""What is still held when the interpreter ends: modules have lost their contents before such an object is freed."""
+"""The interpreter empties all modules at its end, and then frees the last objects: their destructors print no error."""
 
 import subprocess
 import sys
@@ -35,6 +35,7 @@ if __name__ == "__main__":
 
 def test_nothing_that_is_held_until_the_end_of_the_interpreter_prints_an_error(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = [sys.executable, "-W", "default", tmp_path / "program.py"]  # with warnings of files that nobody closed
+    # By `-W default` each process also warns of the files and sockets that it has not closed.
+    words = [sys.executable, "-W", "default", tmp_path / "program.py"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all is made\n", "")

@@ -448,7 +448,7 @@ def test_wait_for_what_is_no_reference_is_refused(client, pending, bad):
 
 @pytest.mark.long
 def test_process_that_was_stopped_in_a_yield_spins_again_soon(node, pending, wait_until):
-    """It took the stop for a late yield, and slept in each wait for as long as it had been stopped."""
+    """A process takes the time of a stop for a late yield. Its waits must not sleep as long as it was stopped."""
     peer, one = node.peer(), pending(1)
     acquire(peer, one)
     try:  # before all other processes: beside busy ones each yield is late, and nothing spins

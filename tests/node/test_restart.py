@@ -228,7 +228,7 @@ def test_requested_resources_are_known_to_the_next_daemon(kill_daemon):
 
 def test_settings_are_in_no_command_line_which_all_users_of_the_machine_can_read(tmp_path, wait_until):
     """A setting may be a secret: the URL of a spill folder, or a handler's password in `logging`."""
-    secret = "a-word-that-nobody-else-knows"
+    secret = "the-password-of-a-log-handler"
     with fastrt.init(1, 32 << 20, spill_dir=tmp_path, labels={"team": secret}) as started:
         for _ in range(2):
             assert fastrt.get(add_one.remote(1)) == 2

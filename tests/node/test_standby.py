@@ -182,7 +182,7 @@ def test_head_is_no_standby(runtime_dir, words):
 
 
 def test_node_whose_own_standby_hangs_joins_the_first_head_when_it_is_back(free_port):
-    """It asked its own standby again and again, although the first head had answered meanwhile."""
+    """A node asks its own standby while the head is away. If that hangs, the node joins the head once it is back."""
     token, first = new_token(), f"127.0.0.1:{free_port}"
 
     async def run():

@@ -97,7 +97,7 @@ def test_what_a_driver_says_holds_for_its_tasks_and_actors(runtime_dir):
 
 
 def test_forked_child_is_in_the_namespace_of_its_parent(runtime_dir):
-    """As in a server that names its actors and then forks the processes that use them."""
+    """A pre-forking server names its actors, and then forks the processes that look them up."""
     with fastrt.init(2, "64MiB", namespace="team", runtime_dir=runtime_dir):
         one = Named.options(name="one").remote()
         assert get(one.where.remote()) == "team"
