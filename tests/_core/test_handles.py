@@ -44,6 +44,21 @@ def test_writer_takes_any_contiguous_buffer_at_any_offset(client):
     assert read == np.arange(10_000, dtype=np.uint64).tobytes() + b"b" * 100_000 + b"c" * 20_000
 
 
+@pytest.mark.parametrize("more", [0, 1, 63, 64])
+@pytest.mark.parametrize(("to", "source_at"), [(0, 0), (1, 0), (0, 5), (48, 16), (63, 17)])
+def test_large_copy_writes_its_bytes_and_no_others(make_node, to, source_at, more):
+    nbytes = (8 << 20) + more  # from 8 MiB on, copies go past the cache
+    source = np.random.default_rng(1).integers(0, 255, source_at + nbytes, np.uint8)[source_at:]
+    client = make_node(64 << 20).client
+    writer = handles.create(client, to + nbytes + 100, 16)
+    np.frombuffer(writer, np.uint8)[:] = 255
+    writer.copy(to, source)
+    read = np.frombuffer(handles.read(client, writer.seal())[2], np.uint8)
+    assert np.array_equal(read[to : to + nbytes], source)
+    assert np.all(read[:to] == 255)
+    assert np.all(read[to + nbytes :] == 255)
+
+
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(0, 101), (1, 100), (100, 1), (101, 0), (-1, 1), (-(1 << 62), 5), ((1 << 63) - 1, 5)]
 )

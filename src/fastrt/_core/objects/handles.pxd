@@ -2,6 +2,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client
 
+cdef extern from "copy.h" nogil:
+    void frt_copy(void *, const void *, size_t) noexcept
 
 cdef class Ref:
     cdef Client client

@@ -16,7 +16,6 @@ from fastrt.errors import FastrtError, StaleReferenceError
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -524,10 +523,10 @@ cdef class Writer:
             if offset < 0 or view.len > self.nbytes - offset:
                 raise ValueError(f"{view.len} bytes at {offset} do not fit into {self.nbytes}")
             if view.len < 65536:
-                memcpy(self.data + offset, view.buf, view.len)
+                frt_copy(self.data + offset, view.buf, view.len)
             else:
                 with nogil:
-                    memcpy(self.data + offset, view.buf, view.len)
+                    frt_copy(self.data + offset, view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
 

@@ -24,7 +24,6 @@ from fastrt.errors import FastrtError, ObjectStoreFullError
 
 from libc.errno cimport EDQUOT, EINTR, ENOSPC, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from fastrt._core.memory.arena cimport arena_alloc
 from fastrt._core.memory.clients cimport Client
@@ -32,7 +31,7 @@ from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.segment cimport spill_remove
 from fastrt._core.memory.trace cimport *
-from fastrt._core.objects.handles cimport Pin, Ref, Writer, ref_use, ref_wrap, writer_contain
+from fastrt._core.objects.handles cimport Pin, Ref, Writer, frt_copy, ref_use, ref_wrap, writer_contain
 from fastrt._core.objects.objects cimport (
     object_discard,
     object_empty,
@@ -149,7 +148,7 @@ cdef class _Output:
                 raise ValueError(f"{view.len} bytes at {offset} do not fit into {nbytes}")
             with nogil:
                 if self.populated:
-                    memcpy(self.pages + self.before + offset, view.buf, view.len)
+                    frt_copy(self.pages + self.before + offset, view.buf, view.len)
                     rc = 0
                 else:
                     rc = _write_all(self.fd, <const char *>view.buf, view.len, self.before + offset)
