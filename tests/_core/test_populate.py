@@ -187,6 +187,23 @@ def test_threads_stop_before_memory_is_short(node, populator, wait_until):
     assert not any(thread.is_alive() for thread in one._threads)
 
 
+def test_threads_look_at_the_machines_memory_once_in_many_units(node, populator, wait_until):
+    looks = []
+
+    def spare():
+        looks.append(1)  # it reads several files, which takes as long as two huge pages
+        return 1 << 40
+
+    one = populator(STORE, spare=spare)
+
+    def committed():
+        tend(one, node)
+        return arena.room(node.client)[1] == STORE
+
+    wait_until(committed, "all memory to be committed")
+    assert 1 <= len(looks) <= STORE // COMMIT_BYTES + 1
+
+
 def test_threads_wait_while_processors_are_busy(node, populator, wait_until, monkeypatch):
     looks, begun, lock, is_free = [], [], threading.Lock(), threading.Event()
 

@@ -30,6 +30,7 @@ _START_S = 0.2  # after the daemon's start: a short program has its processors f
 _SHORT_S = 10.0  # until the next look, when memory was short
 _THREADS_MAX = 4
 _SHM_SPARE = 64 << 20
+_LOOK_BYTES = 64 << 20  # at most, between two looks at the machine's memory: one takes as long as two huge pages
 # Pauses of a thread while all processors are busy: each is twice as long as the one before. After the longest it goes
 # on: 2 MiB in 0.3 s take 1 % of a processor.
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.16
@@ -93,6 +94,7 @@ class Populator:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._next = self._end = 0
+        self._allowed = 0  # bytes until the next look at the machine's memory
         self._unfinished: set[int] = set()
         self._stopped = threading.Event()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -125,6 +127,7 @@ class Populator:
         self._next = committed
         self._end = min(most, committed + steps * COMMIT_BYTES)
         self._unfinished.clear()
+        self._allowed = 0
         self._stopped.clear()
         count = min(cpu_count(), max(2, cpu_count() // 2), _THREADS_MAX)
         self._threads = [threading.Thread(target=self._run, name="fastrt-populate", daemon=True) for _ in range(count)]
@@ -184,8 +187,19 @@ class Populator:
             pause *= 2
         return not self._stopped.is_set()
 
+    def _may_use(self, nbytes: int) -> bool:
+        """Whether memory is not short."""
+        with self._lock:
+            if self._allowed < nbytes:
+                room = min(self._spare(), free_bytes(SHM_DIR) - _SHM_SPARE)
+                if room < nbytes * _THREADS_MAX:
+                    return False
+                self._allowed = min(_LOOK_BYTES, room // 2)
+            self._allowed -= nbytes
+            return True
+
     def _populate(self, at: int, nbytes: int) -> int:
-        if min(self._spare(), free_bytes(SHM_DIR) - _SHM_SPARE) < nbytes * _THREADS_MAX:
+        if not self._may_use(nbytes):
             return 0
         started = time.thread_time()
         try:
