@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastrt.errors import AttachError
-from fastrt.store.join import Link, answers, join, listen
-from fastrt.store.messages import Bye, Join, Joined, Log, Refused, Spill
+from fastrt.store.join import Link, answers, inquire, join, listen
+from fastrt.store.messages import Bye, GroupList, GroupRow, GroupStats, Join, ListGroups, Joined, Log, Refused, Spill
 
 
 @pytest.fixture
@@ -30,6 +30,24 @@ def test_message_arrives_whole_and_in_order(pair):
     assert other.receive(5) == Spill(2**60)
     assert not other.waiting()
     assert other.receive(0) is None
+
+
+def test_answer_of_a_node_with_thousands_of_groups_is_read(tmp_path):
+    stats = GroupStats("FINISHED", 1, 0.5, 0.25, 0.0)
+    rows = [GroupRow(f"group {k}", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "a" * 32}, stats) for k in range(20_000)]
+    with listen(str(tmp_path / "node.sock")) as listening, ThreadPoolExecutor(1) as pool:
+
+        def serve():
+            sock, _ = listening.accept()
+            link = Link(sock)
+            asked = link.receive(5)
+            assert link.send(GroupList(rows))
+            link.close()
+            return asked
+
+        asked = pool.submit(serve)
+        assert inquire(str(tmp_path / "node.sock"), ListGroups(), GroupList).groups == rows
+        assert asked.result() == ListGroups()
 
 
 def test_end_of_the_other_side_is_noticed(pair):

@@ -6,9 +6,7 @@ import selectors
 import socket
 
 from fastrt.store.join import Link
-from fastrt.store.messages import Message
-
-_BACKLOG_BYTES = 16 << 20  # of answers; a process that asks and does not read is cut off
+from fastrt.store.messages import ANSWER_BYTES_MAX, Message
 
 
 class ServedLink(Link):
@@ -25,8 +23,8 @@ class ServedLink(Link):
         self._events = selectors.EVENT_READ  # that the selector waits for
 
     def send(self, message: Message) -> bool:
-        """Send one message, behind those posted before; False when the other end is gone, or takes nothing."""
-        if self.backlog > _BACKLOG_BYTES:
+        """Send one message, behind those posted before; False when the other end is gone, or asks and does not read."""
+        if self.backlog > ANSWER_BYTES_MAX:
             self.hang_up()
             return False
         return self.post(message)

@@ -22,7 +22,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt.errors import AttachError
 from fastrt.folders import private_files
 from fastrt.store import messages
-from fastrt.store.messages import BYTES_MAX, M, Message, MessageError, read_message, write_message
+from fastrt.store.messages import ANSWER_BYTES_MAX, BYTES_MAX, M, Message, MessageError, read_message, write_message
 from fastrt.versions import required_versions
 
 UPLINK_SOCKET = "peer.sock"  # of the node's uplink, beside that of the daemon; there while the node is in a cluster
@@ -35,11 +35,18 @@ class DaemonAwayError(AttachError):
 
 
 class Link:
-    """One end of a connection between a process and its node daemon."""
+    """One end of a connection between a process and its node daemon.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: the connection.
+        bytes_max: of one message that the other end sends.
+    """
+
+    def __init__(self, sock: socket.socket, bytes_max: int = BYTES_MAX) -> None:
         self._sock = sock
+        self._bytes_max = bytes_max
         self._received = bytearray()
+        self._searched = 0  # so many bytes of it hold no end of a line
         self._outgoing = bytearray()
 
     def fileno(self) -> int:
@@ -93,17 +100,20 @@ class Link:
             MessageError: the other end has sent a malformed message.
         """
         while True:
-            line, found, rest = self._received.partition(b"\n")
-            if found:
-                self._received = rest
-                return read_message(bytes(line))
+            end = self._received.find(b"\n", self._searched)
+            if end >= 0:
+                line = bytes(self._received[:end])
+                del self._received[: end + 1]
+                self._searched = 0
+                return read_message(line)
+            self._searched = len(self._received)
             if not self._ready(select.POLLIN, timeout_s):
                 return None
             try:
                 data = self._sock.recv(65536)
             except OSError as exc:
                 raise EOFError(str(exc)) from None
-            if not data or len(self._received) > BYTES_MAX:
+            if not data or len(self._received) > self._bytes_max:
                 raise EOFError("the connection was closed")
             self._received += data
 
@@ -256,7 +266,7 @@ def _ask(path: str, timeout_s: float, question: Message, expected: type[M]) -> t
     except OSError as exc:
         sock.close()
         raise DaemonAwayError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
-    link = Link(sock)
+    link = Link(sock, ANSWER_BYTES_MAX)
     uid = link.peer()[1]
     if uid != os.geteuid():
         link.close()

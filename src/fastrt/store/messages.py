@@ -41,7 +41,7 @@ else:
 
 
 BYTES_MAX = 1 << 20  # of one message that is sent; longer values are split or left out
-_READ_BYTES_MAX = 2 * BYTES_MAX
+ANSWER_BYTES_MAX = 16 << 20  # of one that lists what a node has: 100,000 placement groups
 
 U32 = Annotated[int, range(1 << 32)]
 U64 = Annotated[int, range(1 << 64)]
@@ -653,7 +653,7 @@ def read_message(data: Text) -> Message:
             type or out of range; the text names the message and the field.
     """
     try:
-        found = read_object(data, "a message", {"op": str}, bytes_max=_READ_BYTES_MAX, own=True)
+        found = read_object(data, "a message", {"op": str}, bytes_max=ANSWER_BYTES_MAX, own=True)
     except ForeignTextError as error:
         raise MessageError(str(error)) from None
     name = found.pop("op")
