@@ -10,7 +10,7 @@ import pytest
 
 from fastrt.errors import AttachError
 from fastrt.store.join import Link, answers, inquire, join, listen
-from fastrt.store.messages import Bye, GroupList, GroupRow, GroupStats, Join, ListGroups, Joined, Log, Refused, Spill
+from fastrt.store.messages import Bye, GroupList, GroupRow, GroupStats, Join, Joined, ListGroups, Log, Refused, Spill
 
 
 @pytest.fixture
