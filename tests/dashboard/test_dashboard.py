@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -377,7 +378,8 @@ def test_unusable_address_is_refused_in_words(tmp_path, runtime_dir):
     env = {"FASTRT_RUNTIME_DIR": str(runtime_dir)}
     result = CliRunner().invoke(main, ["dashboard", "--host", "0.0.0.0"], env=env)
     assert result.exit_code == 1
-    assert "in the clear" in result.output
+    assert "Serving on 0.0.0.0:8365 in the clear" in result.output
+    assert set(re.findall(r"--[a-z-]+", result.output)) == {"--tls-cert", "--tls-key"}  # it has no --insecure
     result = CliRunner().invoke(main, ["dashboard", "--tls-cert", __file__], env=env)
     assert "--tls-cert and --tls-key go together" in result.output
     result = CliRunner().invoke(main, ["dashboard", "--tls-cert", __file__, "--tls-key", __file__], env=env)

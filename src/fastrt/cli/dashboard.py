@@ -60,9 +60,12 @@ def dashboard(session: str, open_browser: bool, **given: Any) -> None:
     folder = runtime_folder()
     try:
         host = given["host"]
-        check_bind(join_address(host, 1), authenticated=True, encrypted=tls is not None)
-        names = [host.strip("[]"), *(names_in(tls[0]) if tls is not None else [])]
         port = _PORT if given["port"] is None else given["port"]
+        check_bind(
+            join_address(host, port), authenticated=True, encrypted=tls is not None,
+            encryption="Give --tls-cert and --tls-key",
+        )  # fmt: skip
+        names = [host.strip("[]"), *(names_in(tls[0]) if tls is not None else [])]
         sock = listen(host.strip("[]"), port, others=given["port"] is None)
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc

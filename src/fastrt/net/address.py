@@ -147,7 +147,14 @@ def is_loopback(address: str) -> bool:
     return address.startswith("unix:") or is_loopback_host(address.rpartition(":")[0])
 
 
-def check_bind(address: str, *, authenticated: bool, encrypted: bool, remedy: str = "pass the session's token") -> None:
+def check_bind(
+    address: str,
+    *,
+    authenticated: bool,
+    encrypted: bool,
+    remedy: str = "pass the session's token",
+    encryption: str = "Use TLS (--tls-cert, --tls-key, --tls-ca), or give --insecure if no one else can read it",
+) -> None:
     """Reject an address on which other machines could use a service, or read its traffic, without being meant to.
 
     Args:
@@ -155,6 +162,7 @@ def check_bind(address: str, *, authenticated: bool, encrypted: bool, remedy: st
         authenticated: clients prove who they are, or the user allows anonymous ones.
         encrypted: the traffic is encrypted, or the user allows it in the clear.
         remedy: how to authenticate clients of this service, for the message.
+        encryption: how to encrypt its traffic, for the message.
     Raises:
         InsecureBindError: the address is not loopback, and one of the two is missing.
     """
@@ -168,8 +176,7 @@ def check_bind(address: str, *, authenticated: bool, encrypted: bool, remedy: st
     if not encrypted:
         raise InsecureBindError(
             f"Serving on {address} in the clear would send everything, the session's token too, readable over the "
-            "network. Use TLS (--tls-cert, --tls-key, --tls-ca), or give --insecure if no one else can read that "
-            "network."
+            f"network. {encryption}."
         )
 
 

@@ -151,7 +151,8 @@ class MetricsServer:
     def __init__(self, store: Store, address: str, bearer: str | None, tls: ssl.SSLContext | None = None) -> None:
         if bearer is None and (tls is None or tls.verify_mode != ssl.CERT_REQUIRED):
             raise ValueError("a server without a bearer token needs TLS that demands certificates")
-        check_bind(address, authenticated=True, encrypted=tls is not None)
+        encryption = "Use TLS (--tls-cert, --tls-key)"
+        check_bind(address, authenticated=True, encrypted=tls is not None, encryption=encryption)
         self._bearer = bearer
         self._lock = threading.Lock()  # one scrape at a time
         self._store = store
