@@ -5,6 +5,7 @@ import select
 import socket
 from typing import NamedTuple
 
+import grpc
 import pytest
 
 import fastrt
@@ -208,3 +209,17 @@ def test_node_whose_own_standby_hangs_joins_the_first_head_when_it_is_back(free_
                 await streams.stop_server(server, 5.0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("code", "details"), [("UNAVAILABLE", "failed to connect"), ("INTERNAL", "Internal error from Core")]
+)
+def test_head_whose_stream_breaks_is_lost_and_nothing_is_printed(free_port, capsys, code, details):
+    """gRPC gives a stream a status of its own if it breaks at certain moments, as when both nodes are stopped."""
+    first, access = f"127.0.0.1:{free_port}", Access(Identity.from_token(new_token()))
+    report = _SET.message("fastrt.node.Report")(node="b" * 32, address="127.0.0.1:1", name="b")
+    link = HeadLink(first, access, report, Reasons(access.identity), lambda change: None)
+    link.announce = None  # the node has joined
+    broken = grpc.aio.AioRpcError(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    asyncio.run(link._failed(first, broken))
+    assert capsys.readouterr().err == ""

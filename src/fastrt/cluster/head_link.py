@@ -243,7 +243,7 @@ class HeadLink:
         """Choose the next head after the end of a stream."""
         is_first = address == self._heads.first
         is_waiting = exc.code() is grpc.StatusCode.FAILED_PRECONDITION  # a standby that is not in charge
-        if is_first and exc.code() is not grpc.StatusCode.UNAVAILABLE and not is_waiting:
+        if is_first and not _is_lost(exc) and not is_waiting:
             self._heads.joined()  # it answers
         else:
             self._heads.failed(time.monotonic(), is_waiting)
@@ -330,10 +330,10 @@ class HeadLink:
         head = self._heads.first
         if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise FastrtError(f"the head at {head}: {exc.details()}")
-        why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
+        why = await self._reasons.find(head) if _is_lost(exc) else exc.details()
         if self.announce is None:
             self._reasons.report(head, f"the head cannot be reached: {why}" if why else "")
-        elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
+        elif _is_lost(exc) and why:
             raise FastrtError(f"this node cannot join {head}: {why}")
         else:
             why = why or exc.details()
@@ -352,3 +352,8 @@ class HeadLink:
 
     def _on_invalid(self, why: str) -> None:
         self._reasons.report("view", f"an invalid report from the head is ignored: {why}")
+
+
+def _is_lost(exc: grpc.aio.AioRpcError) -> bool:
+    """Whether a stream has ended without an answer of the head; gRPC has two words for it."""
+    return exc.code() is grpc.StatusCode.UNAVAILABLE or exc.details() == "Internal error from Core"
