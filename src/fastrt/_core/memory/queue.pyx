@@ -132,7 +132,7 @@ cdef void queue_push(frt_ctx *x, uint32_t t, bint first) noexcept nogil:
 cdef int queue_pop(frt_ctx *x) noexcept nogil:
     """Claim the next ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
     cdef frt_superblock *sb = x.sb
-    cdef uint32_t t, cells
+    cdef uint32_t cells, t = 0
     cdef uint64_t cell, word
     cdef bint claimed = False
     cdef int rc
