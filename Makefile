@@ -102,7 +102,10 @@ DEPENDENCIES := $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *\("[^"]*"\),$$/\1
 	$(BIN)/python -m pip install --quiet --no-compile $(TO_COMPILE)
 	$(BIN)/python -m pip install --quiet --no-compile $(BUILD_REQUIRES) $(DEPENDENCIES) & packages=$$!; \
 	$(BIN)/python setup.py -q build_ext; built=$$?; wait $$packages && exit $$built
-	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --no-deps .
+	rm -rf build/wheel
+	$(BIN)/python -W ignore setup.py -q bdist_wheel --compression stored --dist-dir build/wheel 2> build/wheel.log || \
+	{ cat build/wheel.log; exit 1; }
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --force-reinstall build/wheel/*.whl
 	touch $@
 
 # The tests' many processes need bytecode, of which the demo's installation leaves out what nothing imports.
