@@ -48,7 +48,7 @@ def call(client, ref, *args):
 
 
 def end(client, index, reason="over"):
-    for task in actors.end(client, index, reason):
+    for task in actors.end(client, index, reason) or []:
         handles.result(client, task, 0, 0, 20, 0, True).seal([])
         tasks.finish(client, task)
 
@@ -148,9 +148,18 @@ def test_reference_of_no_actor_is_refused(node, client, made):
         call(client, node.put(60), 1)
     with pytest.raises(IndexError, match="no actor 5000"):
         actors.info(client, 5000)
-    serve(client, made[1])
-    with pytest.raises(ValueError, match="has a process"):
-        end(client, made[1])
+
+
+def test_actor_that_has_a_process_is_not_ended_for_it(client, made):
+    ref, index = made
+    assert actors.enter(client, index)
+    assert actors.end(client, index, "over") is None
+    actors.alive(client, index)
+    assert actors.end(client, index, "over") is None
+    result = call(client, ref, 1)
+    assert drain(client, Inbox(client, index, True)) == [1]
+    assert handles.is_ready(client, result)
+    assert actors.info(client, index)["reason"] == ""
 
 
 def test_table_of_actors_may_be_full(node, client, function):

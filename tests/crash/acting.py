@@ -50,7 +50,7 @@ def become(client: Client, index: int) -> bool:
 
 def end(client: Client, index: int) -> None:
     """As the daemon would: no process any more, and an error for each call."""
-    for task in actors.end(client, index, "it is over"):
+    for task in actors.end(client, index, "it is over") or []:
         work.fail(client, task)
 
 

@@ -417,11 +417,7 @@ class User:
             if state == actors.DOWN and attempt(actors.start_again, client, a):
                 continue
             attempt(actors.end_for_good, client, a, actors.KILLED, "ended")
-            try:
-                ending = attempt(actors.end, client, a, "over")
-            except ValueError:  # it has a process by now, as the damaged record says
-                continue
-            for t in ending or []:
+            for t in attempt(actors.end, client, a, "over") or []:
                 self.carry_out(t)
 
     def bury(self, member: int) -> None:

@@ -30,13 +30,13 @@ def arena():
         segment.unlink()
 
 
-def daemon(store, say=print):
+def unheard(actor):
+    pass
+
+
+def daemon(store, say=print, ended=unheard):
     """What a daemon knows of actors when it has just started."""
-
-    def unheard(actor):
-        pass
-
-    return Actors(store, unheard, lambda actor, info, again: True, unheard, unheard, {}, say)
+    return Actors(store, unheard, lambda actor, info, again: True, unheard, ended, {}, say)
 
 
 def make(store, max_restarts):
@@ -115,3 +115,42 @@ def test_actor_waits_without_end_for_the_place_of_another_one(monkeypatch):
         tending.tend()
         assert actors.info(store.client, second[1])["reason"] == ""
         del first, second
+
+
+def joining(store, made, others):
+    """Be the process of an actor that has just been built, and drop the last handle of it."""
+    ref, actor = made.pop()
+    index, gen = clients.admit(store.client.segment, os.getpid(), clients.KIND_ACTOR, "actor")
+    others.append(Client(store.client.segment, index, gen))
+    assert actors.enter(others[0], actor)
+    actors.alive(others[0], actor)
+    del ref
+
+
+@pytest.mark.parametrize(("failures", "step"), [(0, "lacks_process"), (3, "info")])
+def test_actor_whose_process_joins_while_the_daemon_looks_is_left_to_its_process(monkeypatch, failures, step):
+    with arena() as store:
+        made, others, ended = [make(store, 0)], [], []
+        actor = made[0][1]
+        tending = daemon(store, ended=ended.append)
+        tending.tend()
+        for _ in range(failures):
+            tending.refused(actor, "no memory")
+        look = getattr(actors, step)
+
+        def look_and_join(client, index):
+            found = look(client, index) if step == "info" else None  # the daemon acts by what was there before
+            if made:
+                joining(store, made, others)
+            return look(client, index) if found is None else found
+
+        monkeypatch.setattr(actors, step, look_and_join)
+        tending.tend()
+        monkeypatch.undo()
+        found = actors.info(store.client, actor)
+        assert (found["state"], found["reason"], ended) == (actors.LIVE, "", [])
+        assert actors.is_over(others[0], actor)
+        others[0].close()
+        Janitor(store).bury(others[0].index, 77, "exited")
+        tending.tend()
+        assert ended == [actor]

@@ -322,16 +322,18 @@ class Counter:
         return self.count
 
 
-def test_processes_are_told_apart_by_their_names(start):
+def test_processes_are_told_apart_by_their_names(start, wait_until):
     rt = start()
     counter = fastrt.remote(Counter).remote()
     assert fastrt.get(counter.add.remote(1)) == 1
     assert psutil.Process(rt._processes.daemon.pid).name() == "fastrt-daemon"
     zygote = psutil.Process(rt._processes.zygote.pid)
     assert zygote.name() == "fastrt-zygote"
-    assert {child.name() for child in zygote.children()} == {"fastrt-worker", "fastrt-actor"}
-    titles = {" ".join(child.cmdline()).strip() for child in zygote.children()}
-    assert titles == {"fastrt::worker", "fastrt::Counter"}
+    shown = {("fastrt-worker", "fastrt::worker"), ("fastrt-actor", "fastrt::Counter")}
+    wait_until(
+        lambda: {(child.name(), " ".join(child.cmdline()).strip()) for child in zygote.children()} == shown,
+        "worker and actor to have their names",
+    )
     assert "fastrt.worker.zygote" in " ".join(zygote.cmdline())
 
 

@@ -149,6 +149,8 @@ class Actors:
             if (self._full or actor in self._processes) and actors.lacks_process(self._client, actor):
                 continue  # thousands may wait here: do not read each record
             info = actors.info(self._client, actor)
+            if info["state"] != state:
+                continue  # its process has joined meanwhile
             if state == actors.WANTED:
                 self._start(actor, info)
             elif state == actors.LIVE:  # a bundle that has the order to end
@@ -230,14 +232,20 @@ class Actors:
     def _end(self, actor: int, reason: str) -> None:
         info = actors.info(self._client, actor)
         reason = info["reason"] or reason
+        held = None
         if actors.has_calls(self._client, actor):
-            with contextlib.suppress(StaleReferenceError):  # its calls report the error
-                unread.mark(self._client, [handles.acquire(self._client, *info["object"])])
-        name = class_name(self._store, actor)
+            with contextlib.suppress(StaleReferenceError):
+                held = handles.acquire(self._client, *info["object"])
+        name = class_name(self._store, actor)  # once it is dead, its record may be another actor's
+        ending = actors.end(self._client, actor, reason)
+        if ending is None:
+            return  # its process has joined meanwhile, which ends with the last handle, too
+        if held is not None:  # its calls report the error
+            unread.mark(self._client, [held])
         self._failed.pop(actor, None)
         self._how.pop(actor, None)
         self._restarts.pop(actor, None)
-        for task in actors.end(self._client, actor, reason):
+        for task in ending:
             error = death_of(info, name, reason)
             error.attempts = core.info(self._client, task)["attempts"]  # of a call that was to be retried
             self._store.put_error(task, error)

@@ -582,7 +582,8 @@ def end(Client client, uint32_t a, str reason):
     Args:
         reason: for the errors of its calls, unless there is one already.
     Returns:
-        Indexes of tasks: its calls. This client must end them by sealing an error.
+        Indexes of tasks: its calls. This client must end them by sealing an error. None when the actor has a process,
+        also one that has joined since the caller looked: nothing was changed.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
@@ -590,12 +591,12 @@ def end(Client client, uint32_t a, str reason):
     cdef uint32_t t
     cdef list ending = []
     if frt_word_state(word) not in (FRT_ACTOR_WANTED, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD):
-        raise ValueError(f"actor {a} has a process: its state is {frt_word_state(word)}")
+        return None
     if not actor.reason[0]:
         _write(actor.reason, sizeof(actor.reason), reason)
     if frt_word_state(word) == FRT_ACTOR_WANTED and not a64_cas_sc(
             &actor.word, word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word))):
-        return ending  # its process has just started: the next look decides
+        return None
     a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word)))  # before the look at its calls
     for t in range(frt_tasks(x)):
         word = a64_load_sc(x.task_words + t)
