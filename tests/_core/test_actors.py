@@ -48,7 +48,9 @@ def call(client, ref, *args):
 
 
 def end(client, index, reason="over"):
-    for task in actors.end(client, index, reason) or []:
+    ending = actors.end(client, index, reason)
+    assert ending is not None, "it has a process"
+    for task in ending:
         handles.result(client, task, 0, 0, 20, 0, True).seal([])
         tasks.finish(client, task)
 

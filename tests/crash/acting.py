@@ -50,7 +50,9 @@ def become(client: Client, index: int) -> bool:
 
 def end(client: Client, index: int) -> None:
     """As the daemon would: no process any more, and an error for each call."""
-    for task in actors.end(client, index, "it is over") or []:
+    ending = actors.end(client, index, "it is over")
+    assert ending is not None, "it has a process"
+    for task in ending:
         work.fail(client, task)
 
 

@@ -35,7 +35,7 @@ def unheard(actor):
 
 
 def daemon(store, say=print, ended=unheard):
-    """What a daemon knows of actors when it has just started."""
+    """Return the `Actors` of a daemon that has just started."""
     return Actors(store, unheard, lambda actor, info, again: True, unheard, ended, {}, say)
 
 

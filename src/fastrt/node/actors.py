@@ -239,7 +239,7 @@ class Actors:
         name = class_name(self._store, actor)  # once it is dead, its record may be another actor's
         ending = actors.end(self._client, actor, reason)
         if ending is None:
-            return  # its process has joined meanwhile, which ends with the last handle, too
+            return  # its process has joined meanwhile; it ends by itself when the last handle is gone
         if held is not None:  # its calls report the error
             unread.mark(self._client, [held])
         self._failed.pop(actor, None)

@@ -583,7 +583,7 @@ def end(Client client, uint32_t a, str reason):
         reason: for the errors of its calls, unless there is one already.
     Returns:
         Indexes of tasks: its calls. This client must end them by sealing an error. None when the actor has a process,
-        also one that has joined since the caller looked: nothing was changed.
+        also one that has joined since the caller looked: the actor lives on.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
