@@ -253,3 +253,46 @@ def test_settings_that_are_too_long_are_refused_in_words():
     with pytest.raises(fastrt.ConfigError, match=r"the settings have \d+ bytes together; at most 1048576"):
         fastrt.init(1, resources=dict.fromkeys(map(str, range(100_000)), 1))
     assert not fastrt.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("limit", "act"),
+    [
+        pytest.param("NOFILE", "[fastrt.get(Total.remote().add.remote(5))]", id="its main thread: no descriptors"),
+        pytest.param("AS", "[fastrt.put(np.full(1 << 19, k)) for k in range(16)]", id="another thread: no memory"),
+    ],
+)
+def test_daemon_that_fails_by_an_error_of_its_own_is_replaced(program, limit, act):
+    out, err = program(
+        f"""
+        import resource, time
+        import numpy as np
+        import fastrt
+        from fastrt._core.repair import fsck
+        from fastrt.store import client
+
+        @fastrt.remote
+        class Total:
+            def __init__(self):
+                self.total = 0
+
+            def add(self, amount):
+                self.total += amount
+                return self.total
+
+        with fastrt.init(2, "32MiB") as rt:
+            value, total = fastrt.put(b"x" * 1000), Total.remote()
+            running = fastrt.remote(lambda: time.sleep(2) or 7).remote()
+            fastrt.get(total.add.remote(1))
+            old = rt._processes.daemon
+            resource.prlimit(old.pid, resource.RLIMIT_{limit}, (1, 1))
+            kept = {act}
+            print("ended by", -old.wait(60))
+            print(fastrt.get(running), fastrt.get(total.add.remote(1)), fastrt.get(value) == b"x" * 1000)
+            print([fastrt.get(one) for one in [Total.remote().add.remote(k) for k in range(3)]])
+            print("faults", fsck.fsck(client.require().client))
+        """
+    ).finish()
+    assert out.splitlines() == ["ended by 9", "7 2 True", "[0, 1, 2]", "faults []"]
+    assert "fastrt: the node daemon failed, and another takes its place: " in err
+    assert "Traceback" in err

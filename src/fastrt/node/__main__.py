@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import traceback
 from typing import Any
 
 from fastrt.config import Config, raise_descriptors
@@ -42,6 +44,7 @@ def _run(settings: dict[str, Any], starter: socket.socket, zygote: socket.socket
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         sys.exit(1)
+    threading.excepthook = lambda failed: _give_place(daemon, failed.exc_value)
     try:
         starter.send(json.dumps({"socket": daemon.socket_path}).encode())
         daemon.run(starter)
@@ -49,8 +52,25 @@ def _run(settings: dict[str, Any], starter: socket.socket, zygote: socket.socket
         sys.stderr.write("fastrt: the process that forks the workers was killed; it and its workers restart\n")
         daemon.leave()
         os.kill(os.getpid(), signal.SIGKILL)  # the starter replaces a daemon that was killed, and a dead zygote too
+    except Exception as exc:
+        _give_place(daemon, exc)
     finally:
         daemon.close()
+
+
+def _give_place(daemon: Daemon, error: BaseException | None) -> None:
+    """Report an error that ended a thread, and have the starter replace this daemon, unless the session ends anyway.
+
+    The records of the session are in the arena. So another daemon can take it over, at any moment, as after a kill.
+    """
+    try:
+        if not daemon.ends_session:
+            sys.stderr.write(f"fastrt: the node daemon failed, and another takes its place: {error!r}\n")
+        traceback.print_exception(error)
+        sys.stderr.flush()
+    finally:  # also where the report needs memory or a descriptor that it does not get
+        if not daemon.ends_session:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

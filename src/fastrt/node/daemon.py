@@ -164,7 +164,7 @@ class Daemon:
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers recovered before the zygote reported how they ended
         self._starter_left = False
-        self._ended = self._ending = False
+        self._ended = self.ends_session = False
         self._surplus_since = 0.0
         Path(self.socket_path).unlink(missing_ok=True)  # left by a dead daemon
         self._listener = listen(self.socket_path)
@@ -293,7 +293,7 @@ class Daemon:
 
     def _end_processes(self) -> None:
         """Order workers and actors to end, and wait for a limited time: they run cleanup code of users."""
-        self._ending = self._janitor.ends_session = True
+        self.ends_session = self._janitor.ends_session = True
         started, ordered = time.monotonic(), set[int]()
         with contextlib.suppress(ZygoteEndedError, KeyboardInterrupt):
             while True:
@@ -533,7 +533,7 @@ class Daemon:
         self._output.add(*self._pool.fork(actor))
 
     def _tend_actors(self) -> None:
-        if self._ending or self._pool.counting:  # an earlier daemon may have ordered their processes
+        if self.ends_session or self._pool.counting:  # an earlier daemon may have ordered their processes
             return
         self._actors_wanted = True
         while self._actors_wanted or self._refresh_wanted:

@@ -206,8 +206,8 @@ class Embedded(Runtime):
         self.close()
 
     def _replace_daemon(self, segment: Segment) -> bool:
-        """Start a daemon that takes the session over, unless the old one exited by itself or is killed too often."""
-        why = f"it was killed more than {_DEATHS_MAX} times in {_DEATHS_WITHIN_S:.0f} s, or ended by itself"
+        """Start a daemon that takes the session over, unless the old one exited in order, or daemons die too often."""
+        why = f"it died more than {_DEATHS_MAX} times in {_DEATHS_WITHIN_S:.0f} s, or cannot start"
         while self._was_killed():
             try:
                 self._processes.start_daemon(adopt=segment.name)
