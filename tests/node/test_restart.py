@@ -265,7 +265,7 @@ def test_settings_that_are_too_long_are_refused_in_words():
 def test_daemon_that_fails_by_an_error_of_its_own_is_replaced(program, limit, act):
     out, err = program(
         f"""
-        import resource, time
+        import os, resource
         import numpy as np
         import fastrt
         from fastrt._core.repair import fsck
@@ -280,14 +280,21 @@ def test_daemon_that_fails_by_an_error_of_its_own_is_replaced(program, limit, ac
                 self.total += amount
                 return self.total
 
+        @fastrt.remote
+        def wait_for(path):
+            while not os.path.exists(path):
+                os.sched_yield()
+            return 7
+
         with fastrt.init(2, "32MiB") as rt:
             value, total = fastrt.put(b"x" * 1000), Total.remote()
-            running = fastrt.remote(lambda: time.sleep(2) or 7).remote()
+            running = wait_for.remote("go")
             fastrt.get(total.add.remote(1))
             old = rt._processes.daemon
             resource.prlimit(old.pid, resource.RLIMIT_{limit}, (1, 1))
             kept = {act}
             print("ended by", -old.wait(60))
+            open("go", "w").close()
             print(fastrt.get(running), fastrt.get(total.add.remote(1)), fastrt.get(value) == b"x" * 1000)
             print([fastrt.get(one) for one in [Total.remote().add.remote(k) for k in range(3)]])
             print("faults", fsck.fsck(client.require().client))

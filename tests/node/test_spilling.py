@@ -11,6 +11,8 @@ from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles, spill
+from fastrt.errors import LockStuck
+from fastrt.node.spiller import Spiller
 from fastrt.node.spilling import Spilling
 from fastrt.store.spill_files import SpillFiles
 
@@ -117,3 +119,24 @@ def test_a_daemon_that_ends_between_two_steps_loses_no_value(node: Node, tmp_pat
     assert all(bytes(handles.read(node.client, ref)[2]) == bytes(NBYTES) for ref in refs)
     del refs
     assert [name for name in os.listdir(tmp_path / "values") if name[0] != "."] == []
+
+
+def stuck() -> Iterator[None]:
+    raise LockStuck("by a stopped process")
+    yield
+
+
+def test_spiller_goes_on_after_a_process_was_stopped_inside_a_lock(
+    node: Node, tmp_path: Path, wait_until, capfd
+) -> None:
+    """It stopped for good, and each value that found no room waited for a minute."""
+    refs = fill(node)
+    spiller = Spiller(node.client, tmp_path / "others", tmp_path / "key", False)
+    spiller._events.put(lambda: next(stuck()))
+    for _ in range(8):  # more often than there are threads
+        spiller._writers.put(stuck)
+    spiller.make_room(NBYTES)
+    wait_until(lambda: spill.totals(node.client)["spilled_objects"], "a value to be spilled")
+    assert capfd.readouterr().err.count("a value was not spilled or restored: by a stopped process") == 9
+    del refs
+    spiller.close()

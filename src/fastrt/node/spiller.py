@@ -17,14 +17,15 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fastrt._core.memory import background
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import spill
 from fastrt.config import cpu_count
-from fastrt.errors import FastrtError
+from fastrt.errors import FastrtError, LockStuck
 from fastrt.node.spilling import Event, Job, Spilling
 from fastrt.store.spill_files import SpillFiles
 from fastrt.store.spill_storage import ObjectStorage
@@ -102,7 +103,8 @@ class Spiller:
                     event = _nothing
                 if event is None:
                     return
-                self._spilling.turn(event)
+                with _patient():
+                    self._spilling.turn(event)
         except FastrtError as exc:
             sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
 
@@ -144,11 +146,21 @@ class _Threads:
             if job is None:
                 return
             try:
-                for _ in job():
-                    pass
+                with _patient():
+                    for _ in job():
+                        pass
             except FastrtError as exc:
                 self._stop(exc)
                 return
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Give a step up if a stopped process holds a lock of the arena: the value stays where it is, until the next."""
+    try:
+        yield
+    except LockStuck as exc:
+        sys.stderr.write(f"fastrt: a value was not spilled or restored: {exc}\n")
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ from fastrt._core.memory import arena, trace
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import remote, spill
 from fastrt._core.tasks import tasks
-from fastrt.errors import ObjectStoreFullError
+from fastrt.errors import LockStuck, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
 from fastrt.node import victims
 from fastrt.node.restore_ahead import RestoreAhead
@@ -235,7 +235,10 @@ class Spilling:
                 spill.give_up(self._client, data)
                 trouble = str(exc)
             else:
-                freed = spill.commit(self._client, data, is_new)
+                try:
+                    freed = spill.commit(self._client, data, is_new)
+                except LockStuck as exc:  # by a stopped process: the value stays in memory
+                    trouble = str(exc)
         finally:
             self._release(value.objref)
         self._post(lambda: self._plan.ended(value.nbytes, freed, trouble, time.monotonic()))
