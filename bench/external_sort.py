@@ -50,7 +50,8 @@ def sort(nbytes: int, parts: int) -> None:
     remote = fastrt.remote
     made = [remote(make).remote(k, nbytes // 8 // parts) for k in range(parts)]
     sums = [remote(total).remote(ref) for ref in made]
-    cuts = [remote(num_returns=parts)(cut).remote(ref, parts) for ref in made]
+    # With one result, `remote` returns no list.
+    cuts = [remote(num_returns=parts)(cut).remote(ref, parts) for ref in made] if parts > 1 else [made]
     del made
     merged = [remote(merge).remote(*share) for share in zip(*cuts, strict=True)]
     del cuts
