@@ -118,6 +118,12 @@ def test_reference_dropped_at_any_time_frees_the_value(node, client, directory):
         spill_out(client, ref)
         return lambda: None
 
+    def dropped_while_a_restore_fails(ref):
+        spill_out(client, ref)
+        assert spill.begin_restore(client, ref.index, ref.objref) is not None
+        index = ref.index
+        return lambda: spill.cancel_restore(client, index)
+
     def dropped_while_restoring(ref):
         spill_out(client, ref)
         path = directory / f"{ref.objref:016x}"
@@ -129,6 +135,7 @@ def test_reference_dropped_at_any_time_frees_the_value(node, client, directory):
     for begin in (
         dropped_while_spilling, dropped_while_spilling_in_vain, dropped_while_spilling_without_an_end,
         read_and_dropped_while_spilling, dropped_when_spilled, dropped_while_restoring,
+        dropped_while_a_restore_fails,
     ):  # fmt: skip
         for is_late in (False, True):  # a spiller may make the file after the last reference has gone
             ref = node.put(LARGE)
@@ -177,6 +184,20 @@ def test_value_of_a_file_that_is_gone_is_lost(node, client):
     kind, error, data = handles.read(client, ref)
     assert (kind, error, bytes(data)) == (spill.KIND_LOST, True, b"")
     assert fsck.usage(client)["bytes_used"] == 0
+
+
+def test_value_of_a_file_that_cannot_be_read_now_stays_in_the_file(node, client):
+    ref = node.put(LARGE)
+    data = bytes(handles.read(client, ref)[2])
+    spill_out(client, ref)
+    spill.begin_restore(client, ref.index, ref.objref)
+    spill.cancel_restore(client, ref.index)
+    assert spill.is_spilled(client, ref)
+    assert fsck.usage(client)["bytes_used"] == 0
+    with pytest.raises(FastrtError, match="not being restored"):
+        spill.cancel_restore(client, ref.index)
+    restore(client, ref)
+    assert bytes(handles.read(client, ref)[2]) == data
 
 
 def test_file_left_by_a_death_after_the_restore_goes_with_the_value(node, client, directory):
@@ -375,6 +396,7 @@ def test_call_with_a_closed_client_is_refused(node, client):
     for call in (
         lambda: spill.begin(other, index, objref),
         lambda: spill.begin_restore(other, index, objref),
+        lambda: spill.cancel_restore(other, index),
         lambda: spill.candidates(other),
         lambda: spill.free_runs(other),
         lambda: spill.commit(other, data),

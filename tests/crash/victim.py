@@ -326,6 +326,8 @@ class Victim:
         for index, ref in zip(indexes[3:], mine[3:], strict=True):
             try:
                 if spill.begin_restore(c, index, ref.objref) is not None:
+                    spill.cancel_restore(c, index)  # as if this process could open no more files
+                if spill.begin_restore(c, index, ref.objref) is not None:
                     spill.finish_restore(c, index, False)  # as if its file were lost
             except ObjectStoreFullError:
                 full.clear()

@@ -319,6 +319,8 @@ class User:
             if room is not None:
                 memoryview(room)[:64] = bytes(min(64, len(memoryview(room))))
                 del room
+                if index % 3 == 0:
+                    attempt(spill.cancel_restore, client, index)
                 attempt(spill.finish_restore, client, index, index % 2 == 0)
         attempt(spill.end_round, client, 1)
 

@@ -4,6 +4,7 @@ Each costs at most the values whose bytes it had, with an error that says why; t
 """
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -234,3 +235,15 @@ def test_shared_memory_with_less_room_than_the_store_is_named():
     (line,) = [line for line in ended.stderr.splitlines() if "ObjectStoreFullError: " in line]
     assert "of 256.0 MiB, of which /dev/shm has room for " in line
     assert "or remove files in /dev/shm, or give it more room" in line
+
+
+def test_values_that_the_daemon_cannot_read_back_for_lack_of_descriptors_are_not_lost(tmp_path):
+    with fastrt.init(1, STORE, spill_dir=tmp_path, advice=False) as rt:
+        refs = put_arrays(64)
+        spilled = [k for k in split(refs)[0] if k >= 32]
+        assert spilled
+        refs[:32] = [None] * 32  # room, so that values are restored
+        resource.prlimit(rt._processes.daemon.pid, resource.RLIMIT_NOFILE, (1, 1))
+        for _ in range(4):  # the third read has the daemon restore a value
+            check(refs, spilled)
+        assert fsck.fsck(client()) == []

@@ -8,6 +8,7 @@ lets time pass between two steps.
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ _SWEEP_S = 2.0  # between two looks for objects of values that are no more
 _CHOICE_S = 1.0  # the rest of a choice is used for so long: to make one, all entries are read
 _KEPT_MAX = 10_000  # files of restored values
 _FAILURES = (OSError, ValueError, UnsafeFolderError)
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # this process lacks something: the file is sound
 
 
 class Spilling:
@@ -284,8 +286,12 @@ class Spilling:
             yield
             self._files.read(objref, view)
         except _FAILURES as exc:
-            sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
-            spill.finish_restore(self._client, index, False)
+            del room, view
+            if isinstance(exc, OSError) and exc.errno in _PASSING:
+                spill.cancel_restore(self._client, index)
+            else:
+                sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
+                spill.finish_restore(self._client, index, False)
             return
         finally:
             trace.end(self._client, traced)

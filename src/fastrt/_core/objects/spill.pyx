@@ -313,6 +313,20 @@ def finish_restore(Client client, uint32_t i, bint good):
     object_maybe_delete(x, i)
 
 
+def cancel_restore(Client client, uint32_t i):
+    """End a restore without the bytes, which could not be read now: they stay in the file, and the memory is free."""
+    _check_entry(client, i)
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    if word != frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word)):
+        raise FastrtError(f"object {i} is not being restored by this client")
+    check(arena_free(x, i + 1, &x.entries[i].offset))
+    a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
+    object_tell(x, i)
+    object_maybe_delete(x, i)
+
+
 def wanted_next(Client client, uint32_t tasks_most, bint elsewhere=False):
     """List the spilled arguments of the next ready tasks: (index, objref, bytes), those that are needed first.
 
