@@ -88,6 +88,23 @@ def test_driver_killed_while_it_starts_leaves_nothing(program, runtime_dir, wait
     wait_until(lambda: not in_folder(runtime_dir), "an empty runtime folder")
 
 
+def test_daemon_that_cannot_tell_its_starter_where_it_listens_leaves_nothing(program, runtime_dir, wait_until):
+    """No other daemon takes the place of one that fails when its starter is dead, so it ends the session itself."""
+    driver = program("import fastrt, threading; fastrt.init(2, '32MiB'); threading.Event().wait(100)")
+
+    def daemons() -> list[psutil.Process]:
+        children = psutil.Process(driver.pid).children(recursive=True)
+        return [child for child in children if child.name() == "fastrt-daemon"]
+
+    wait_until(daemons, "the daemon to start")
+    (daemon,) = daemons()
+    daemon.suspend()  # it imports its modules
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.process.wait()
+    daemon.resume()
+    wait_until(lambda: not (daemon.is_running() or in_folder(runtime_dir)), "the end of the session")
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -44,7 +44,7 @@ def _run(settings: dict[str, Any], starter: socket.socket, zygote: socket.socket
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         sys.exit(1)
-    threading.excepthook = lambda failed: _give_place(daemon, failed.exc_value)
+    threading.excepthook = lambda failed: _give_place(daemon, starter, failed.exc_value)
     try:
         starter.send(json.dumps({"socket": daemon.socket_path}).encode())
         daemon.run(starter)
@@ -53,24 +53,35 @@ def _run(settings: dict[str, Any], starter: socket.socket, zygote: socket.socket
         daemon.leave()
         os.kill(os.getpid(), signal.SIGKILL)  # the starter replaces a daemon that was killed, and a dead zygote too
     except Exception as exc:
-        _give_place(daemon, exc)
+        _give_place(daemon, starter, exc)
     finally:
         daemon.close()
 
 
-def _give_place(daemon: Daemon, error: BaseException | None) -> None:
+def _give_place(daemon: Daemon, starter: socket.socket, error: BaseException | None) -> None:
     """Report an error that ended a thread, and have the starter replace this daemon, unless the session ends anyway.
 
     The records of the session are in the arena. So another daemon can take it over, at any moment, as after a kill.
     """
+    is_replaced = not daemon.ends_session and _is_there(starter)
     try:
-        if not daemon.ends_session:
+        if is_replaced:
             sys.stderr.write(f"fastrt: the node daemon failed, and another takes its place: {error!r}\n")
         traceback.print_exception(error)
         sys.stderr.flush()
     finally:  # also where the report needs memory or a descriptor that it does not get
-        if not daemon.ends_session:
+        if is_replaced:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_there(starter: socket.socket) -> bool:
+    """Whether the starter lives: it says nothing, and its end of the socket closes with it."""
+    try:
+        return starter.recv(1, socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":
