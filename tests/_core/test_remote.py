@@ -70,7 +70,7 @@ def test_copies_are_dropped_before_values_are_spilled(node, client):
     bring(client, ref)
     spill.tick(client)
     handles.read(client, ref)
-    assert [row[4] for row in spill.candidates(client)] == [ref.index, own.index]
+    assert [row[3] for row in spill.candidates(client)] == [ref.index, own.index]
 
 
 def test_one_fetch_at_a_time_and_an_abandoned_one_frees_its_memory(client):

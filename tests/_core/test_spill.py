@@ -64,24 +64,8 @@ def test_candidates_are_what_has_not_been_used_for_longest(node, client, functio
     handles.read(client, refs[0])
     spill.tick(client)
     handles.read(client, refs[2])
-    assert [row[4] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
+    assert [row[3] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
     del small, box, pin
-
-
-def test_candidates_say_which_values_a_task_or_another_value_names(node, client, function):
-    alone, argument, inside = (node.put(LARGE) for _ in range(3))
-    box = node.put(100, inside)
-    task = submission.submit(client, submission.TaskOptions(function, 1, 0, 0), (argument,))
-
-    def named() -> set[int]:
-        return {row[4] for row in spill.candidates(client) if row[3]}
-
-    assert {row[4] for row in spill.candidates(client)} == {alone.index, argument.index, inside.index}
-    assert named() == {argument.index, inside.index}
-    del box
-    assert tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), 1)
-    assert named() == set()
-    del task
 
 
 def test_pin_during_the_spilling_keeps_the_bytes(node, client):

@@ -13,15 +13,15 @@ from fastrt.node import victims
 from fastrt.node.victims import PAGE, Candidate, Piece
 
 STORE = 64 * PAGE
-FREE, VALUE, NAMED, GAP = "free", "value", "named value", "gap"
+FREE, VALUE, GAP = "free", "value", "gap"
 
 
 def layout(*parts: tuple[str, int, int]) -> tuple[list[Candidate], list[tuple[int, int]]]:
     """Candidates and free runs of a memory that is made of (what, pages, last use)."""
     candidates, free, at = [], [], 1 << 20
     for index, (what, pages, used) in enumerate(parts):
-        if what in (VALUE, NAMED):
-            candidates.append(Candidate(used, pages * PAGE, at, what == NAMED, index, 100 + index))
+        if what == VALUE:
+            candidates.append(Candidate(used, pages * PAGE, at, index, 100 + index))
         elif what == FREE:
             free.append((at, pages * PAGE))
         at += pages * PAGE
@@ -42,12 +42,6 @@ def test_neighbours_of_a_hole_go_before_older_values():
 def test_of_windows_that_free_as_much_the_oldest_goes():
     parts = (VALUE, 2, 7), (GAP, 1, 0), (VALUE, 2, 3), (GAP, 1, 0), (VALUE, 2, 5)
     assert chosen(2 * PAGE, *parts) == [2]
-
-
-def test_values_that_a_task_will_read_go_after_those_that_none_will():
-    parts = (NAMED, 2, 1), (GAP, 1, 0), (VALUE, 2, 7), (GAP, 1, 0), (NAMED, 2, 2)
-    assert chosen(2 * PAGE, *parts) == [2]
-    assert chosen(2 * PAGE, parts[0], parts[1], parts[4]) == [0]
 
 
 def test_copies_go_before_values_that_must_be_written():
@@ -79,9 +73,7 @@ def test_round_for_a_small_value_frees_more_if_that_is_possible():
     assert victims.choose(candidates, free, 100, store_bytes) == [candidates[0]]
 
 
-PARTS = st.lists(
-    st.tuples(st.sampled_from([FREE, VALUE, NAMED, GAP]), st.integers(1, 5), st.integers(-1, 3)), max_size=12
-)
+PARTS = st.lists(st.tuples(st.sampled_from([FREE, VALUE, GAP]), st.integers(1, 5), st.integers(-1, 3)), max_size=12)
 
 
 @settings(deadline=None)

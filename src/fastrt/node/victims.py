@@ -14,7 +14,6 @@ from typing import NamedTuple
 PAGE = 1 << 14  # the arena allocates large values in such pages
 FILE_BYTES = 1 << 16  # a file costs as much as writing so many bytes
 RECENT = 3.0  # price of a byte of the most recently used values; that of the least recently used ones is 1
-NAMED = 3.0  # added to the price of a byte that a task will read: it must be read back
 COPY = 0.125  # price of a byte of a copy, which is dropped and not written
 AHEAD_SHARE = 32  # part of the store that one round frees at least, so that small values do not ask for a round each
 AHEAD_MOST = 64 << 20
@@ -26,7 +25,6 @@ class Candidate(NamedTuple):
     used: int
     nbytes: int
     offset: int
-    named: bool
     entry: int
     objref: int
 
@@ -41,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def choose(
-    candidates: Sequence[tuple[int, int, int, bool, int, int]],
+    candidates: Sequence[tuple[int, int, int, int, int]],
     free: Sequence[tuple[int, int]],
     wanted: int,
     store_bytes: int,
@@ -75,10 +73,7 @@ def priced(candidates: Sequence[Candidate], free: Sequence[tuple[int, int]]) -> 
     step = (RECENT - 1) / max(1, len(times) - 1)
     factor = {used: 1 + k * step for k, used in enumerate(times)}
     for row in candidates:
-        if row.used < 0:
-            price = row.nbytes * COPY
-        else:
-            price = row.nbytes * (factor[row.used] + NAMED * row.named) + FILE_BYTES
+        price = row.nbytes * COPY if row.used < 0 else row.nbytes * factor[row.used] + FILE_BYTES
         pieces.append(Piece(row.offset, row.nbytes, price, row))
     pieces.sort()
     return pieces

@@ -123,8 +123,8 @@ def candidates(Client client):
     """List the values that could be spilled now, least recently used first.
 
     Returns:
-        (last use, block bytes, block offset, named, index, objref) of each. Copies of remote values, which are dropped
-        and not written, have the last use -1. `named` is whether an unfinished task or another value names the value.
+        (last use, block bytes, block offset, index, objref) of each; copies of remote values, which are dropped and
+        not written, have the last use -1.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
@@ -136,8 +136,7 @@ def candidates(Client client):
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
             used = -1 if a8_load_rlx(&entry.flags) & FRT_ENTRY_REMOTE else entry.used
-            named = a32_load_rlx(&entry.counted) != 0
-            rows.append((used, arena_block_bytes(x, entry.offset), entry.offset, named, i, entry.objref))
+            rows.append((used, arena_block_bytes(x, entry.offset), entry.offset, i, entry.objref))
     rows.sort()
     return rows
 
