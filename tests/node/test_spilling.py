@@ -129,7 +129,7 @@ def stuck() -> Iterator[None]:
 def test_spiller_goes_on_after_a_process_was_stopped_inside_a_lock(
     node: Node, tmp_path: Path, wait_until, capfd
 ) -> None:
-    """It stopped for good, and each value that found no room waited for a minute."""
+    """The spiller ended at the first such error. Each later put into the full store then waited a minute for it."""
     refs = fill(node)
     spiller = Spiller(node.client, tmp_path / "others", tmp_path / "key", False)
     spiller._events.put(lambda: next(stuck()))
