@@ -12,7 +12,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.peer import Peer, nearest
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.references import PeerError
-from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
+from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.resources import Demand, export
 from support.sides import PATIENCE_S, Frame, Side, frames_of, in_loop, pair
@@ -44,6 +44,23 @@ async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
         assert here.store.get(result, timeout=0) == 42
         assert here.exchange.ledger.forwarded == 0
         del stand_in
+
+
+@in_loop
+async def test_a_result_that_is_an_own_value_becomes_an_error_if_its_copy_finds_no_room():
+    """The error ended the stream to the peer, and with it all tasks there."""
+    async with pair() as (here, _):
+        own = here.store.put(bytes(8 << 20))
+        result = here.forward(1)
+        here.exchange.references.name_again(own)
+        rest = [here.store.put(bytes(9 << 20)) for _ in range(6)]
+        frame = Frame()
+        frame.value.add(task=1, yours=own.objref)
+        here.exchange.on_frame(frame)
+        with pytest.raises(ObjectStoreFullError):
+            here.store.get(result, timeout=0)
+        here.exchange.references.released(own.objref, 1)
+        del own, result, rest
 
 
 @in_loop

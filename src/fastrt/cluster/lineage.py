@@ -416,7 +416,7 @@ class StandInResult:
         self._end(partial(self._seal_error, error))
 
     def copy_of(self, ref: ObjectRef) -> None:
-        """Use the bytes of another object of this node."""
+        """Use the bytes of another object of this node, or the error if they cannot be read or find no room."""
         self._end(partial(self._seal_copy, ref))
 
     def point_at(self, source: Source) -> None:
@@ -436,10 +436,14 @@ class StandInResult:
                 break
 
     def _seal_copy(self, ref: ObjectRef) -> None:
-        kind, error, data = self._store.read(ref, raw=True)
-        contains = handles.contained(self._client, ref)
-        view = memoryview(data).cast("B")
-        writer = self._store.result(self._task, self._place, view.nbytes, kind, len(contains), error)
+        try:
+            kind, error, data = self._store.read(ref, raw=True)
+            contains = handles.contained(self._client, ref)
+            view = memoryview(data).cast("B")
+            writer = self._store.result(self._task, self._place, view.nbytes, kind, len(contains), error)
+        except FastrtError as exc:
+            self._seal_error(exc)
+            return
         if writer is not None:
             writer.copy(0, view)
             writer.seal(contains)
