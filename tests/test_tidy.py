@@ -35,7 +35,8 @@ LAYERS = (
     "ray > cli|joblib|dask|actor > dashboard > util|launch > runtime > observe > cluster > "
     "worker|node|ps|engines|objstore "
     "> tasks|transfer|collective > scheduler|coordination|membership > store|net|durable > config "
-    "> _core|devices|exceptions|folders|foreign_text|ids|transitions|versions > ray_exceptions > errors|lazy"
+    "> _core|devices|exceptions|folders|foreign_text|ids|transitions|versions > "
+    "ray_exceptions > errors|lazy|shortage"
 )
 # The same inside of the core, whose sub-packages are these.
 CORE_LAYERS = "repair > tasks > objects|collective|tables|refcounts|transfer > memory"

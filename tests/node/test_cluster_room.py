@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import fastrt
@@ -126,3 +127,17 @@ def test_values_larger_than_both_stores_travel(small, wait_until):
     assert [int(fastrt.get(one, timeout=60)[-1]) for one in fastrt.get(boxes, timeout=60)] == [6, 7]
     del ref, value, boxes
     wait_until(lambda: not list(Path(spill.directory(client())).glob("[0-9a-f]*")), "no file left")
+
+
+def test_uplink_that_can_open_no_file_sends_spilled_values_later(small, nodes):
+    """The other node got an error in place of each value, for good."""
+    refs = [fastrt.put(array(50_000, k % 251)) for k in range(1500)]
+    uplink = nodes[0].child("fastrt.runtime.uplink")
+    before = uplink.rlimit(psutil.RLIMIT_NOFILE)
+    uplink.rlimit(psutil.RLIMIT_NOFILE, (uplink.num_fds(), before[1]))
+    try:
+        sums = [total.remote(ref) for ref in refs[:100]]
+        fastrt.wait(sums, num_returns=len(sums), timeout=1)
+    finally:
+        uplink.rlimit(psutil.RLIMIT_NOFILE, before)
+    assert fastrt.get(sums, timeout=60) == [k % 251 for k in range(100)]

@@ -3,6 +3,7 @@
 Each costs at most the values whose bytes it had, with an error that says why; the session goes on.
 """
 
+import contextlib
 import os
 import resource
 import shutil
@@ -247,3 +248,44 @@ def test_values_that_the_daemon_cannot_read_back_for_lack_of_descriptors_are_not
         for _ in range(4):  # the third read has the daemon restore a value
             check(refs, spilled)
         assert fsck.fsck(client()) == []
+
+
+@fastrt.remote
+def read_without_descriptors(warm: list[fastrt.ObjectRef], refs: list[fastrt.ObjectRef]) -> list[int]:
+    """The first byte of each value, read while this process can open no file."""
+    fastrt.get(warm[0])  # what a reader imports
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        return [int(fastrt.get(ref)[0]) for ref in refs]
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_process_that_can_open_no_file_reads_what_the_daemon_restores_for_it(tmp_path, wait_until, has_room):
+    """It raised ObjectLostError, although no value was lost."""
+    with fastrt.init(1, STORE, spill_dir=tmp_path, advice=False):
+        refs = put_arrays(80)
+        settle(wait_until)
+        spilled, resident = split(refs)
+        if has_room:
+            for k in resident[::-1]:
+                del refs[k]
+        warm, wanted = [refs[spilled[0]]], [refs[k] for k in spilled[1:4]]
+        pinned = []
+        while not has_room and not spill.is_spilled(client(), (filler := put_arrays(1)[0])):
+            pinned.append(fastrt.get(filler))
+        read = read_without_descriptors.remote(warm, wanted)
+        if has_room:
+            assert fastrt.get(read, timeout=30) == spilled[1:4]
+        else:
+            with pytest.raises(OSError, match="Too many open files"):
+                fastrt.get(read, timeout=60)
+            check(refs)
+        del pinned

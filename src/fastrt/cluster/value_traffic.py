@@ -33,6 +33,7 @@ from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.net.address import is_address
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
+from fastrt.store.messages import Restore
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.store.waiter import LoopWaiter
@@ -42,10 +43,9 @@ if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
 
 _SET = message_set("node")
-_Value, _Release, _Senders, _Copy = (
-    _SET.message(f"fastrt.node.{name}") for name in ("Value", "Release", "Senders", "Copy")
-)
+_Value, _Release, _Senders, _Copy = (_SET.message(f"fastrt.node.{n}") for n in ("Value", "Release", "Senders", "Copy"))
 _BACKLOG_BYTES = 4 << 20
+_AGAIN_S = 0.2  # until the next attempt to read a value whose file this process cannot open now
 _RECORDS_A_PASS = 50  # whose arguments are looked at: each may lead to a thousand objects
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
@@ -72,13 +72,9 @@ class NodeTables:
     """
 
     def __init__(
-        self,
-        store: Store,
-        waiter: LoopWaiter,
-        native: Native | None = None,
-        lineage_bytes: int = 0,
+        self, store: Store, waiter: LoopWaiter, native: Native | None = None, lineage_bytes: int = 0,
         keep_bytes: int = BYTES_MIN,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.native = native
         self.keep_bytes = max(keep_bytes, _SHORT_BYTES_MIN)
         self._store = store
@@ -168,8 +164,7 @@ class ValueTraffic:
 
     def __init__(self, exchange: Exchange, tables: NodeTables) -> None:
         self._exchange = exchange
-        self._store = exchange.store
-        self._client = exchange.client
+        self._store, self._client = exchange.store, exchange.client
         self._tables = tables
         self.remote = tables.remote
         self.may_claim = tables.keep_bytes < NEVER_BYTES
@@ -303,6 +298,10 @@ class ValueTraffic:
             if error is not None:
                 raise error
             kind, is_error, data = self._store.read(ref, at_once=True)
+        except OSError:  # too many files are open: the daemon restores the value, or this process closes some
+            self._store.asks(Restore(ref.index, ref.objref))
+            self._exchange.waiter.loop.call_later(_AGAIN_S, self._send_now, then, where, ref, None)
+            return
         except FastrtError as exc:  # the peer gets the error as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
         if kind < CORE_KINDS_END:  # the core's scalars are sent pickled, as kind 0

@@ -11,7 +11,6 @@ strangers have a deadline and a limited number of places, and do not delay the r
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import select
@@ -27,6 +26,7 @@ from fastrt.errors import FastrtError
 from fastrt.foreign_text import ForeignTextError, read_object
 from fastrt.net.grpc import proof
 from fastrt.net.grpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
+from fastrt.shortage import is_short
 
 GREETING_S = 5.0  # for the proof and the greeting together
 _PLACES = 512
@@ -297,7 +297,7 @@ class Greetings:
         try:
             sock = self._listener.accept()[0]
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if is_short(error):
                 self._make_room()
             return
         if len(self._callers) >= _PLACES:

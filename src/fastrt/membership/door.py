@@ -14,7 +14,8 @@ import ssl
 from collections.abc import Callable
 
 from fastrt.membership.links import FrameConnection
-from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, VISITORS_MAX, Reserve, hold_silent, is_exhausted
+from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, VISITORS_MAX, Reserve, hold_silent
+from fastrt.shortage import is_short
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Door:
         except OSError as error:
             _log.warning("a connection cannot be accepted: %s", error)
             self._drop_oldest()
-            if not (is_exhausted(error) and self._reserve.turn_away(listener)):
+            if not (is_short(error) and self._reserve.turn_away(listener)):
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 loop.call_later(_RETRY_S, self._go_on, listener)

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from fastrt.foreign_text import ForeignTextError, read_int
 from fastrt.net.address import split_address, with_port
-from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
+from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent
+from fastrt.shortage import is_short
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class _Server(HTTPServer):
         try:
             return self.socket.accept()
         except OSError as error:
-            if is_exhausted(error):
+            if is_short(error):
                 self.visitors.make_room()
                 self._reserve.turn_away(self.socket)
             raise

@@ -8,7 +8,6 @@ lets time pass between two steps.
 
 from __future__ import annotations
 
-import errno
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from fastrt.folders import UnsafeFolderError
 from fastrt.node import victims
 from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.node.spill_plan import SpillPlan
+from fastrt.shortage import is_short
 from fastrt.store.spill_files import Identity, SpillFiles
 
 Job = Callable[[], Iterator[None]]
@@ -36,7 +36,6 @@ _SWEEP_S = 2.0  # between two looks for objects of values that are no more
 _CHOICE_S = 1.0  # the rest of a choice is used for so long: to make one, all entries are read
 _KEPT_MAX = 10_000  # files of restored values
 _FAILURES = (OSError, ValueError, UnsafeFolderError)
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # this process lacks something: the file is sound
 
 
 class Spilling:
@@ -287,7 +286,7 @@ class Spilling:
             self._files.read(objref, view)
         except _FAILURES as exc:
             del room, view
-            if isinstance(exc, OSError) and exc.errno in _PASSING:
+            if is_short(exc):  # the file is sound
                 spill.cancel_restore(self._client, index)
             else:
                 sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")

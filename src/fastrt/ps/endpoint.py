@@ -21,9 +21,10 @@ from typing import Any, Protocol
 from fastrt.errors import FastrtError
 from fastrt.net.address import family_of, split_address, with_port
 from fastrt.net.grpc.trust import Trust
-from fastrt.net.grpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
+from fastrt.net.grpc.visitors import BACKLOG, Reserve, Visitors, hold_silent
 from fastrt.ps.remote_errors import refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receive
+from fastrt.shortage import is_short
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0  # for the proof, and again for the greeting
@@ -167,7 +168,7 @@ class Endpoint:
                     if not isinstance(error, BlockingIOError):
                         _log.warning("a connection cannot be accepted: %s", error)
                         visitors.make_room()
-                        if not (is_exhausted(error) and reserve.turn_away(listener)):
+                        if not (is_short(error) and reserve.turn_away(listener)):
                             self._closed.wait(_RETRY_S)
                     continue
                 if sock.family == socket.AF_UNIX and not is_mine(sock):

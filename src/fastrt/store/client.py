@@ -298,7 +298,7 @@ class Store:
             with `raw` always bytes or a view.
         Raises:
             ObjectLostError: it was spilled, and its file is gone or damaged.
-            ObjectStoreFullError: there is no room to bring it back.
+            ObjectStoreFullError, OSError: there is no room to bring it back, and this process can open no file.
             GetTimeoutError: the deadline passed.
         """
         found = handles.read(self.client, ref, raw)

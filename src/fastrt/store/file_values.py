@@ -17,6 +17,7 @@ from fastrt._core.objects import mapped, spill
 from fastrt._core.objects.mapped import FileFill, FileWriter, MappedPin
 from fastrt.errors import ObjectLostError
 from fastrt.folders import UnsafeFolderError
+from fastrt.shortage import is_short
 from fastrt.store import room
 from fastrt.store.messages import Restore
 from fastrt.store.ref import ObjectRef
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _File = TypeVar("_File", FileWriter, FileFill)
 _ATTEMPTS = 4  # to read a file that the daemon may be removing or writing
 _LOOK_S = 0.02  # until the first look whether the daemon restores a value
+_SHORT_S = 1.0  # the same, where this process cannot open the file
 
 
 class FileValues:
@@ -108,8 +110,11 @@ class FileValues:
             at_once: map the file without asking the daemon to restore the value.
         Raises:
             ObjectLostError: the file is gone or damaged.
+            OSError: this process can open no file; the daemon cannot restore the value or, with `at_once`, is not
+                asked to.
         """
         client, why = self._store.client, ""
+        short: BaseException | None = None
         for _ in range(_ATTEMPTS):
             about = mapped.look(client, ref)
             if about is None:
@@ -127,12 +132,21 @@ class FileValues:
                     continue
                 except (OSError, UnsafeFolderError, ValueError) as exc:
                     why = str(exc)  # the daemon may have restored the value at this moment, and even spilled it again
+                    if is_short(exc):
+                        short = exc
+                        if at_once:
+                            break
+                        if self._is_restored(ref, _SHORT_S):
+                            return None
                     time.sleep(_LOOK_S)
                     continue
                 if isinstance(data, MappedPin):
                     self._mapped[ref.objref] = data
             return mapped.decode(client, ref, kind, is_error, data, raw)
-        raise lost(client, ref, why)
+        try:
+            raise short or lost(client, ref, why)
+        finally:
+            del short  # its traceback refers to this frame: the cycle would keep the reference
 
     def _await_stored(self, ref: ObjectRef) -> None:
         """Have the daemon fetch a value from object storage, into memory or its file, and wait for it."""
@@ -145,13 +159,14 @@ class FileValues:
             if time.monotonic() > until:
                 return
 
-    def _is_restored(self, ref: ObjectRef) -> bool:
-        """Ask the daemon to restore a value, and wait as long as it does."""
-        client, until = self._store.client, time.monotonic() + room.SPILL_PATIENCE_S
+    def _is_restored(self, ref: ObjectRef, least_s: float = 0.0) -> bool:
+        """Ask the daemon to restore a value, and wait as long as it does, for `least_s` at least."""
+        client, began = self._store.client, time.monotonic()
         if not self._store.asks(Restore(ref.index, ref.objref)):
             return False
         while not spill.wait_restored(client, ref, _LOOK_S):
-            if not mapped.is_restoring(client, ref) or time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            if waited_s > room.SPILL_PATIENCE_S or (waited_s > least_s and not mapped.is_restoring(client, ref)):
                 return False
         return True
 

@@ -14,7 +14,6 @@ caller read.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import queue
@@ -33,6 +32,7 @@ from fastrt.net.address import family_of, is_loopback, join_address
 from fastrt.net.grpc.proof import GREETING_S
 from fastrt.net.grpc.sealed import Link
 from fastrt.net.grpc.visitors import BACKLOG, hold_silent
+from fastrt.shortage import is_short
 from fastrt.transfer import link, wire
 from fastrt.transfer.table import Sealed, Table
 from fastrt.transfer.wire import Frame, Request
@@ -189,7 +189,7 @@ class Source:
             try:
                 sock, name = self._listener.accept()
             except OSError as exc:
-                if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if is_short(exc):
                     with self._lock:  # descriptors of unauthenticated peers are released first
                         self._end_one_greeting()
                     self._closing.wait(_OUT_OF_FILES_S)

@@ -6,7 +6,6 @@ The client sends first at all these listeners. So the kernel can hold a connecti
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import socket
@@ -64,11 +63,6 @@ class Reserve:
     def _take(self) -> None:
         with contextlib.suppress(OSError):  # another thread took the last one; the next call tries again
             self._fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def is_exhausted(error: OSError) -> bool:
-    """Whether a connection could not be accepted because descriptors or memory are used up."""
-    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Visitors:
