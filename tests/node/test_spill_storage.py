@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from fastrt._core.objects import spill
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store.spill_storage import ObjectStorage, stub
+from support.sites import Proxy
 
 pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'fastrt[spill]'")
 
@@ -165,6 +167,35 @@ def test_damaged_object_costs_its_value_only(spills, storage, damage):
         fastrt.get(victim)
     others = [(k, ref) for k, ref in enumerate(refs) if ref != victim]
     assert all(fastrt.get(ref)[0] == k for k, ref in others)
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("falls_back", [True, False])
+def test_storage_that_does_not_answer_for_a_while_costs_no_value(
+    tmp_path, storage, monkeypatch, wait_until, capfd, falls_back
+):
+    """The first reader got ObjectLostError, and the value was lost."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    server = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    proxy = Proxy(server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{proxy.address}")
+    port = int(proxy.address.rpartition(":")[2])
+    folders = {"spill_dir": tmp_path / "spill", "spill_url": storage.url}
+    with fastrt.init(1, STORE, spill_fallback=falls_back, advice=False, **folders), ThreadPoolExecutor(1) as pool:
+        refs = put_arrays(44)
+        spilled = spilled_of(refs)
+        victim, k = spilled[0], refs.index(spilled[0])
+        if not falls_back:  # room for it: to spill others, the storage is needed, too
+            refs = spilled
+        proxy.close()
+        proxy = Proxy(server, then=("reset", 0), port=port)
+        value = pool.submit(fastrt.get, victim)
+        wait_until(lambda: "cannot be read back" in capfd.readouterr().err, "the daemon to fail")
+        proxy.close()
+        proxy = Proxy(server, port=port)
+        assert value.result(60)[0] == k
+        del refs, spilled, victim, value
+    proxy.close()
 
 
 def test_value_larger_than_the_store_stays_on_the_disk(spills, storage):

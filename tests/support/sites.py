@@ -132,15 +132,16 @@ class Proxy:
             connections fare as `then`.
         then: a plan for all further connections.
         rate: bytes a second from the target; None for as fast as it goes.
+        port: where it listens; 0: anywhere.
         upward: whether it is what the connecting side sends that is counted, broken and slowed down.
     """
 
     def __init__(
         self, target: str, plans: Any = (), then: tuple[str, int] = ("pass", 0), rate: int | None = None,
-        upward: bool = False,
+        upward: bool = False, port: int = 0,
     ) -> None:  # fmt: skip
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        host, _, number = target.rpartition(":")
+        self._target = (host, int(number))
         self._plans = list(plans)
         self._then = then
         self._rate = rate
@@ -148,7 +149,7 @@ class Proxy:
         self.passed = 0  # bytes that were counted, on all connections
         self.sent: list[bytearray] = []  # what each connection's taker has sent
         self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -25,6 +25,7 @@ from fastrt.node.restore_ahead import RestoreAhead
 from fastrt.node.spill_plan import SpillPlan
 from fastrt.shortage import is_short
 from fastrt.store.spill_files import Identity, SpillFiles
+from fastrt.store.spill_storage import StorageUnreachableError
 
 Job = Callable[[], Iterator[None]]
 Event = Callable[[], None]
@@ -286,10 +287,9 @@ class Spilling:
             self._files.read(objref, view)
         except _FAILURES as exc:
             del room, view
-            if is_short(exc):  # the file is sound
+            if self._is_sound(objref, exc):
                 spill.cancel_restore(self._client, index)
             else:
-                sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
                 spill.finish_restore(self._client, index, False)
             return
         finally:
@@ -312,9 +312,16 @@ class Spilling:
             if self._is_stored:
                 self._files.fetch(objref, spill.size(self._client, index))
         except _FAILURES as exc:
-            if self._files.is_stored(objref):  # else it was freed meanwhile
-                sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
+            # If it is not stored, it was freed meanwhile.
+            if self._files.is_stored(objref) and not self._is_sound(objref, exc):
                 self._files.remove(objref)  # its readers raise ObjectLostError
+
+    def _is_sound(self, objref: int, error: Exception) -> bool:
+        """Return whether a value whose file could not be read may be read later; if not by this process, say why."""
+        if is_short(error):
+            return True
+        sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {error}\n")
+        return isinstance(error, StorageUnreachableError)
 
     def _read_ahead(self, index: int, objref: int) -> Iterator[None]:
         if not self._takes(objref):

@@ -370,7 +370,7 @@ class Store:
                 elif not self.files.falls_back or waiting.waited_s > self.patience_s:
                     why = waiting.look()  # else the uplink may be about to use a file
             elif time.monotonic() - asked_at > room.SPILL_PATIENCE_S and not remote.is_missing(self.client, ref):
-                why = "the node daemon does not answer"
+                why = f"the node daemon has not restored it in {room.SPILL_PATIENCE_S:.0f} s"
             if why:
                 error = ObjectStoreFullError("a spilled value cannot be restored")
                 raise room.explain(error, room.story(self, wanted), why, waiting.may_pass)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _File = TypeVar("_File", FileWriter, FileFill)
 _ATTEMPTS = 4  # to read a file that the daemon may be removing or writing
 _LOOK_S = 0.02  # until the first look whether the daemon restores a value
+_STORED_S = 1.0  # until the second request for a value in object storage; twice as long until each further one
 _SHORT_S = 1.0  # the same, where this process cannot open the file
 
 
@@ -128,7 +129,9 @@ class FileValues:
                     data = self._opened().map(ref.objref, nbytes)
                 except StoredElsewhereError as exc:
                     why = str(exc)
-                    self._await_stored(ref)
+                    if not self._await_stored(ref):
+                        why = "its bytes are in object storage, which does not answer"
+                        break
                     continue
                 except (OSError, UnsafeFolderError, ValueError) as exc:
                     why = str(exc)  # the daemon may have restored the value at this moment, and even spilled it again
@@ -148,16 +151,23 @@ class FileValues:
         finally:
             del short  # its traceback refers to this frame: the cycle would keep the reference
 
-    def _await_stored(self, ref: ObjectRef) -> None:
-        """Have the daemon fetch a value from object storage, into memory or its file, and wait for it."""
-        client, until = self._store.client, time.monotonic() + room.SPILL_PATIENCE_S
-        if not self._store.asks(Restore(ref.index, ref.objref)):
-            return
-        while not spill.wait_restored(client, ref, _LOOK_S):
+    def _await_stored(self, ref: ObjectRef) -> bool:
+        """Have the daemon fetch a value from object storage, into memory or its file; return False if it stays there.
+
+        The daemon is asked again and again: the storage may not have answered.
+        """
+        client, began, pause_s = self._store.client, time.monotonic(), _STORED_S
+        ask_at = began
+        while time.monotonic() - began < room.SPILL_PATIENCE_S:
+            if time.monotonic() >= ask_at:
+                if not self._store.asks(Restore(ref.index, ref.objref)):
+                    return False
+                ask_at, pause_s = time.monotonic() + pause_s, 2 * pause_s
+            if spill.wait_restored(client, ref, _LOOK_S):
+                return True
             if not (mapped.is_restoring(client, ref) or self._opened().is_stored(ref.objref)):
-                return
-            if time.monotonic() > until:
-                return
+                return True
+        return False
 
     def _is_restored(self, ref: ObjectRef, least_s: float = 0.0) -> bool:
         """Ask the daemon to restore a value, and wait as long as it does, for `least_s` at least."""

@@ -7,6 +7,7 @@ removes the object. The stub contains the URL, for the session that cleans up af
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,10 @@ _ATTEMPTS = 3
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 
 _T = TypeVar("_T")
+
+
+class StorageUnreachableError(OSError):
+    """The storage did not answer, or refused: the object may be there."""
 
 
 class ObjectStorage:
@@ -57,7 +62,8 @@ class ObjectStorage:
         """Read bytes from a place in an object.
 
         Raises:
-            OSError: the object is gone, or cannot be read.
+            StorageUnreachableError: it cannot be read now.
+            OSError: the object is gone.
             ValueError: it ends too early.
         """
 
@@ -76,7 +82,8 @@ class ObjectStorage:
         """Return the size of an object.
 
         Raises:
-            OSError: the object is gone, or cannot be read.
+            StorageUnreachableError: the storage does not answer.
+            OSError: the object is gone.
         """
 
         def ask() -> int:
@@ -120,8 +127,10 @@ def _attempt(what: str, work: Callable[[], _T]) -> _T:
                 raise
             raise OSError(f"{what}: {exc or type(exc).__name__}") from exc
         except Exception as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.EINVAL:  # by S3: the object ends before these bytes
+                raise OSError(f"{what}: {exc}") from exc
             if not left:
-                raise OSError(f"{what}: {exc or type(exc).__name__}") from exc
+                raise StorageUnreachableError(f"{what}: {exc or type(exc).__name__}") from exc
         time.sleep(pause_s)
         pause_s *= 2
     raise AssertionError("not reached")
