@@ -1,6 +1,7 @@
 """The core's actors without a daemon: table, mailbox, inbox, deaths."""
 
 import struct
+import threading
 
 import pytest
 
@@ -274,3 +275,29 @@ def test_notification_of_a_dead_process_queues_no_call_that_has_the_record_of_an
     node.bury(peer)
     assert tasks.next_task(client, 0.0, 0.0) == NO_TASK
     assert not handles.is_ready(client, result)
+
+
+def test_an_actor_that_is_marked_as_ended_has_its_reason_for_every_process_that_sees_the_mark(node, client, function):
+    """The daemon found the mark without the reason, and said that the last handle was gone."""
+    made = []
+    for _ in range(24):
+        ref = node.put(60)
+        made.append([ref, actors.create(client, ref, function.objref, "", 1, False)])
+        del ref
+    peer = node.peer()
+    peer.run("from fastrt._core.tasks import actors")
+    peer.start(
+        "def see(k):\n"
+        "    while not (info := actors.info(client, k))['ended']:\n"
+        "        pass\n"
+        "    return info['reason']\n"
+        f"[see(k) for k in {[index for _, index in made]}]"
+    )
+    for _, index in made:
+        threading.Event().wait(0.0002)  # the peer looks at this one by now
+        assert actors.end_for_good(client, index, actors.KILLED, "enough " * 60)
+    assert set(peer.finish()) == {("enough " * 60)}
+    for one in made:
+        index = one[1]
+        one.clear()
+        end(client, index)

@@ -276,9 +276,9 @@ def info(Client client, uint32_t a):
     return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
             "pid": client.x.clients[w].pid if there else None, "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
-            "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
-            "order": actor.order, "devices": actor.devices, "bare": actor.flags & FRT_ACTOR_BARE != 0,
-            "demand": (actor.demand, actor.demand_index) if actor.demand else None,
+            "released": actor.released != 0, "ended": a32_load_acq(&actor.ended), "order": actor.order,
+            "detached": actor.flags & FRT_ACTOR_DETACHED != 0, "bare": actor.flags & FRT_ACTOR_BARE != 0,
+            "devices": actor.devices, "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
             "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace")}
@@ -434,11 +434,18 @@ def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
         reason: for the errors of its calls; about 440 bytes of it are kept.
     Returns:
         False when it was marked before, for another reason.
+    Raises:
+        LockStuck: a stopped process holds the lock of the table.
     """
     cdef frt_actor *actor = _at(client, a)
-    if not a32_cas_sc(&actor.ended, 0, why):
-        return False
-    _write(actor.reason, sizeof(actor.reason), reason)
+    check(_lock(&client.x))
+    try:
+        if actor.ended:
+            return False
+        _write(actor.reason, sizeof(actor.reason), reason)
+        a32_store_sc(&actor.ended, why)  # commit: who sees it sees the reason
+    finally:
+        frt_lock_give(client.x.locks + FRT_LOCK_ACTORS)
     return True
 
 
