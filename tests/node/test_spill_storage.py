@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -196,6 +197,24 @@ def test_storage_that_does_not_answer_for_a_while_costs_no_value(
         assert value.result(60)[0] == k
         del refs, spilled, victim, value
     proxy.close()
+
+
+def test_node_sends_values_that_are_in_the_storage_to_another_node(start, runtime_dir, tmp_path, storage, monkeypatch):
+    """Its uplink never waits for them: it would answer no other node meanwhile."""
+    monkeypatch.setenv("FASTRT_SPILL_URL", storage.url)
+    head = start("--head", "--port", "0", "--num-workers", "0", "--object-store-memory", str(STORE))
+    start("--address", head.head, "--num-workers", "1", "--object-store-memory", str(STORE))
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir, advice=False):
+        refs = [fastrt.put(array(k, 60_000)) for k in range(900)]
+        stored = spilled_of(refs)
+        assert len(stored) > 100
+        began = time.monotonic()
+        with pytest.raises(BlockingIOError, match="is a stub"):
+            store_client.require().read(stored[-1], at_once=True)
+        assert time.monotonic() - began < 0.5
+        wanted = stored[:20]
+        assert fastrt.get([first_of.remote(ref) for ref in wanted], timeout=60) == [refs.index(r) % 251 for r in wanted]
+        del refs, stored, wanted
 
 
 def test_value_larger_than_the_store_stays_on_the_disk(spills, storage):

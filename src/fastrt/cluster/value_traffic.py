@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _SET = message_set("node")
 _Value, _Release, _Senders, _Copy = (_SET.message(f"fastrt.node.{n}") for n in ("Value", "Release", "Senders", "Copy"))
 _BACKLOG_BYTES = 4 << 20
-_AGAIN_S = 0.2  # until the next attempt to read a value whose file this process cannot open now
+_AGAIN_S = 0.5  # until the next attempt to read a value whose file this process cannot read now
 _RECORDS_A_PASS = 50  # whose arguments are looked at: each may lead to a thousand objects
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
@@ -298,7 +298,7 @@ class ValueTraffic:
             if error is not None:
                 raise error
             kind, is_error, data = self._store.read(ref, at_once=True)
-        except OSError:  # too many files are open: the daemon restores the value, or this process closes some
+        except OSError:  # too many files are open, or it is in object storage: the daemon restores it
             self._store.asks(Restore(ref.index, ref.objref))
             self._exchange.waiter.loop.call_later(_AGAIN_S, self._send_now, then, where, ref, None)
             return

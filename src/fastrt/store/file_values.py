@@ -7,6 +7,7 @@ it does not pay: most values are read once, and a restored value may have to be 
 
 from __future__ import annotations
 
+import errno
 import time
 import weakref
 from pathlib import Path
@@ -112,7 +113,7 @@ class FileValues:
         Raises:
             ObjectLostError: the file is gone or damaged.
             OSError: this process can open no file; the daemon cannot restore the value or, with `at_once`, is not
-                asked to.
+                asked to. With `at_once` also: the bytes are in object storage.
         """
         client, why = self._store.client, ""
         short: BaseException | None = None
@@ -129,6 +130,9 @@ class FileValues:
                     data = self._opened().map(ref.objref, nbytes)
                 except StoredElsewhereError as exc:
                     why = str(exc)
+                    if at_once:
+                        short = BlockingIOError(errno.EAGAIN, why)
+                        break
                     if not self._await_stored(ref):
                         why = "its bytes are in object storage, which does not answer"
                         break
