@@ -7,6 +7,7 @@ the ratio is the median of the ratios within a round. Every workload checks its 
 
   sums       16 arrays of 50 MB, made and summed by tasks on two nodes, and never read by the driver
   shuffle    PARTS x PARTS pieces between three nodes: each task of the second step takes a piece of each of the first
+  partition  the same, with random numbers by their remainders: most of its time is NumPy's, with either system
   broadcast  one array of a gigabyte, an argument of a task on each of four nodes; `one` is the same on one node
 """
 
@@ -31,7 +32,7 @@ if HERE not in sys.path:
 from nodes import cluster  # noqa: E402
 
 WIDTH = 110
-NODES = {"sums": 2, "shuffle": 3, "one": 1, "broadcast": 4}
+NODES = {"sums": 2, "shuffle": 3, "partition": 3, "one": 1, "broadcast": 4}
 PATIENCE_S = 600
 # Needs: remote, put, get, on(function, k) (the function on node k), stored() (bytes in the driver's node), NODES.
 WORK = """
@@ -42,6 +43,11 @@ def sums(gigabytes):
     found = get([total.remote(one) for one in made])
     assert found == [k * 6_250_000 for k in range(16)]
 def shuffle(gigabytes, parts=64):
+    count = int(gigabytes * 1e9 / 8 / parts / parts)
+    pieces = [several(cut, parts).remote(k, parts, count) for k in range(parts)]
+    found = get([add.remote(*[row[j] for row in pieces]) for j in range(parts)])
+    assert found == [sum(range(j * parts, (j + 1) * parts)) * count for j in range(parts)]
+def partition(gigabytes, parts=64):
     count = int(gigabytes * 1e9 / 8 / parts)
     pieces = [several(split, parts).remote(k, parts, count) for k in range(parts)]
     found = get([merge.remote(j, *[row[j] for row in pieces]) for j in range(parts)])
@@ -55,9 +61,13 @@ def make(k, count):
     return np.full(count, float(k))
 def total(array):
     return int(array.sum())
+def cut(k, parts, count):
+    return [np.full(count, j * parts + k) for j in range(parts)]
+def add(*pieces):
+    return sum(int(piece.sum()) for piece in pieces)
 def split(k, parts, count):
     data = np.random.default_rng(k).integers(0, 1 << 62, count, dtype=np.int64)
-    which = data % parts
+    which = (data % parts).astype(np.uint8)  # NumPy sorts bytes by radix: little of the time is the program's own
     order = np.argsort(which, kind="stable")
     return np.split(data[order], np.searchsorted(which[order], np.arange(1, parts)))
 def merge(j, *pieces):
@@ -84,7 +94,7 @@ FASTRT = """
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client
-make, total, split, merge = map(fastrt.remote, (make, total, split, merge))
+make, total, cut, add, split, merge = map(fastrt.remote, (make, total, cut, add, split, merge))
 get, put = fastrt.get, fastrt.put
 several = lambda function, count: function.options(num_returns=count)
 on = lambda function, k: function.options(scheduling=f"node{k}")
@@ -103,7 +113,7 @@ cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=STORE)
 nodes = [cluster.add_node(num_cpus=2, object_store_memory=STORE) for _ in range(NODES)]
 cluster.wait_for_nodes()
 ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
-make, total, split, merge = map(ray.remote, (make, total, split, merge))
+make, total, cut, add, split, merge = map(ray.remote, (make, total, cut, add, split, merge))
 get, put = ray.get, ray.put
 several = lambda function, count: function.options(num_returns=count)
 on = lambda function, k: function.options(scheduling_strategy=At(nodes[k].node_id, soft=False))
