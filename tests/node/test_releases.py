@@ -44,3 +44,27 @@ async def test_an_object_that_a_task_returns_from_its_own_argument_is_released()
             here.exchange.tidy(set())
         assert not here.exchange.references.has_stand_ins
         assert core.finish_scalar(there.client, task, 7)
+
+
+@in_loop
+async def test_a_node_that_holds_many_objects_of_its_peer_looks_at_some_of_them_at_a_time():
+    count, most = 50, 8
+    async with pair() as (here, there):
+        promised = [core.promise(here.client) for _ in range(count)]
+        here.forward(here.store.put([ref for _, ref in promised]))
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
+        references = there.exchange.references
+        held = list(references.stand_ins())[-1].ref.objref
+        assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+        assert there.exchange.tidy({held}, 1000) == 1, "the container"
+        calls, left = 0, [count]
+        while left[-1] > 1 and calls < count:  # bounded: a failure must end
+            released = there.exchange.tidy({held}, most)
+            left.append(len(list(references.stand_ins())))
+            calls += 1
+            assert left[-2] - left[-1] == released <= most
+            assert references.has_unlooked == (calls < -(-count // most))
+        assert [one.ref.objref for one in references.stand_ins()] == [held]
+        assert calls == -(-count // most)
+        for task, _ in promised:
+            assert core.finish_scalar(here.client, task, 7)

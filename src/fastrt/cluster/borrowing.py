@@ -7,7 +7,7 @@ costs no move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Container, Iterator
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -24,6 +24,20 @@ ARRIVED = "ARRIVED"
 DETACHED = "DETACHED"  # the stream has ended before the value came; the next one claims it
 LOST = "LOST"  # its node does not have it any more
 RELEASED = "RELEASED"  # of both
+
+
+class AnyOf(Container[int]):
+    """The numbers that are in any of some containers, which are not copied.
+
+    Args:
+        parts: the containers.
+    """
+
+    def __init__(self, *parts: Container[int]) -> None:
+        self._parts = parts
+
+    def __contains__(self, objref: object) -> bool:
+        return any(objref in part for part in self._parts)
 
 
 class Effect(IntEnum):
@@ -62,7 +76,7 @@ class Exported(Generic[T]):
         self.moves = 0
 
 
-class Exports(Generic[T]):
+class Exports(Collection[int], Generic[T]):
     """The objects of this node that the peer holds, by number."""
 
     def __init__(self) -> None:
@@ -98,8 +112,11 @@ class Exports(Generic[T]):
         held = self._held.get(objref)
         return None if held is None else held.ref
 
-    def __contains__(self, objref: int) -> bool:
+    def __contains__(self, objref: object) -> bool:
         return objref in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._held)

@@ -22,7 +22,7 @@ import contextlib
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -212,22 +212,22 @@ class Lineage:
             stored.form = replace(stored.form, places=stored.form.places | {objref: place})
             self._store_form(stored)
 
-    def needs(self, record: Record, objref: int) -> bool:
-        """Return whether a task's arguments contain an object, at any depth.
+    def needs(self, record: Record) -> Container[int]:
+        """Return the numbers of the objects that a task's arguments contain, at any depth.
 
-        Such a task cannot make the object again. As the object's origin, its record would keep the arguments, these
-        would keep the object, and the object would keep the record.
+        Such a task cannot make these again. As the origin of one, its record would keep the arguments, these would keep
+        the object, and the object would keep the record.
         """
         stored = self._records.get(weakref.ref(record))
         found = {} if stored is None else {ref.objref: ref for ref in stored.refs}
         todo = list(found.values())
-        while todo and len(found) < _REACH_MAX and objref not in found:
+        while todo and len(found) < _REACH_MAX:
             ref = todo.pop()
             if handles.is_ready(self._client, ref):
                 more = [one for one in handles.contained(self._client, ref) if one.objref not in found]
                 found.update((one.objref, one) for one in more)
                 todo += more
-        return objref in found
+        return found
 
     def _stored(self, form: _Form, refs: list[ObjectRef]) -> _Stored:
         args = refs[1 + form.has_demand + form.has_policy :]

@@ -8,7 +8,7 @@ are stand-ins for objects of the owner (`references`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from fastrt._core.objects import handles, remote, spill
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import actors, admission, calls, generators, submission, tally
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.borrowing import AnyOf
 from fastrt.cluster.generator_handles import Streams
 from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import HostedActor, HostedActors
@@ -25,7 +26,7 @@ from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
 from fastrt.cluster.questions import Questions
-from fastrt.cluster.references import PeerError, References
+from fastrt.cluster.references import LOOKS, PeerError, References
 from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
 from fastrt.cluster.sent_functions import SentFunctions
 from fastrt.cluster.standing import Standing
@@ -485,15 +486,20 @@ class Exchange:
             self.streams.stop(message.objref)
             self.traffic.released(message.objref)
 
-    def needs(self) -> set[int]:
+    def needs(self) -> Container[int]:
         """Return the numbers of the objects of this node that the peer holds, waits for, or names in values to come."""
-        return self.references.exported | self.ledger.awaited() | self.traffic.arrivals.named()
+        return AnyOf(self.references.exported, self.ledger.awaited(), self.traffic.arrivals.named())
 
-    def tidy(self, needed: set[int]) -> None:
-        """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""
+    def tidy(self, needed: Container[int], most: int = LOOKS) -> int:
+        """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`.
+
+        Returns:
+            How many objects it has released, of the `most` that it has looked at.
+        """
+        count = 0
         self.functions.tidy()
-        needed = needed | self.traffic.arrivals.named() | self.ledger.awaited()
-        for objref, standin in self.references.given_up(needed, self.remote_actors.is_used):
+        needed = AnyOf(needed, self.traffic.arrivals.named(), self.ledger.awaited())
+        for objref, standin in self.references.given_up(needed, self.remote_actors.is_used, most):
             self.remote_actors.given_up(standin.ref.objref)
             self.traffic.remote.forget(standin.ref.objref)
             self.streams.given_up(objref)
@@ -501,6 +507,8 @@ class Exchange:
                 self.traffic.arrivals.drop(standin.task)
                 self.end(standin.task, TaskCancelledError("no reference to this object is left"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
+            count += 1
+        return count
 
     def close(self, why: str, is_lost: bool = True, is_leaving: bool = False) -> None:
         """End the stream: forwarded tasks run again, tasks of the peer end, values that only the peer has are lost.

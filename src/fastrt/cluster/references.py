@@ -10,11 +10,11 @@ is released too early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core.objects import handles, remote
+from fastrt._core.objects import handles, remote, spill
 from fastrt._core.tasks import actors, generators
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.borrowing import ARRIVED, WAITING, Effect, Exports, Imported
@@ -23,6 +23,8 @@ from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
+# Stand-ins that are looked at in one go, and of these the most that are given up: some milliseconds each.
+LOOKS, RELEASES = 20_000, 1000
 HELD_BYTES_MIN = 1 << 16  # smaller objects do not influence the choice of the node for a task
 
 
@@ -80,6 +82,8 @@ class References:
         self._make = make
         self._exports = Exports[ObjectRef]()
         self._imports: dict[int, StandIn] = {}
+        self._waiting: dict[int, StandIn] = {}  # of the imports: those whose values have not arrived
+        self._unlooked: list[int] = []  # imports that this pass of `given_up` has not looked at yet
         self._peer_objrefs: dict[int, int] = {}  # stand-in's objref -> the objref on the peer
         self.on_held: Callable[[int, int], None] = lambda objref, nbytes: None
         self.on_again: Callable[[ObjectRef], None] = lambda ref: None
@@ -116,8 +120,7 @@ class References:
         """Use a local result as the stand-in for an object that the peer keeps; False if there is one already."""
         if objref in self._imports:
             return False
-        self._imports[objref] = StandIn(ref, None, 1, ARRIVED, origin=origin)
-        self._peer_objrefs[ref.objref] = objref
+        self._add(objref, StandIn(ref, None, 1, ARRIVED, origin=origin))
         self._held(ref)
         return True
 
@@ -126,8 +129,7 @@ class References:
         if objref in self._imports:
             return False
         standin.claim(objref)
-        self._imports[objref] = standin
-        self._peer_objrefs[standin.ref.objref] = objref
+        self._add(objref, standin)
         return True
 
     def resolve(self, message: Any) -> ObjectRef:
@@ -151,16 +153,22 @@ class References:
                 source = to_source(self.node, message.objref) if self.node else b""
                 task, ref = core.promise(self._store.client, source)
             state = ARRIVED if task is None else WAITING
-            found = self._imports[message.objref] = StandIn(ref, task, state=state)
-            self._peer_objrefs[ref.objref] = message.objref
+            found = self._add(message.objref, StandIn(ref, task, state=state))
             if message.stream:
                 self.on_stream(message.objref, ref)
         found.named += 1
         return found.ref
 
+    def _add(self, objref: int, standin: StandIn) -> StandIn:
+        self._imports[objref] = standin
+        self._peer_objrefs[standin.ref.objref] = objref
+        if standin.task is not None:
+            self._waiting[objref] = standin
+        return standin
+
     def settled(self, objref: int) -> None:
         """Record that the value of an object of the peer has arrived."""
-        standin = self.waiting(objref)
+        standin = self._waiting.pop(objref, None)
         if standin is not None:
             standin.task = None
             standin.arrive(objref)
@@ -171,7 +179,7 @@ class References:
     def _held(self, ref: ObjectRef) -> None:
         """Report a large object whose value both nodes have, or will have soon."""
         if handles.is_ready(self._store.client, ref):
-            nbytes = handles.describe(self._store.client, ref)["bytes"]
+            nbytes = spill.size(self._store.client, ref.index)
             if nbytes >= HELD_BYTES_MIN:
                 self.on_held(ref.objref, nbytes)
 
@@ -185,8 +193,7 @@ class References:
 
     def waiting(self, objref: int) -> StandIn | None:
         """Return the stand-in that waits for the value of the peer's object; None when no stand-in waits for it."""
-        found = self._imports.get(objref)
-        return found if found is not None and found.task is not None else None
+        return self._waiting.get(objref)
 
     def find_missing(self, ref: ObjectRef) -> StandIn | None:
         """Return the record of a stand-in whose value is not on this node; None for any other object."""
@@ -214,9 +221,9 @@ class References:
         ]
 
     @property
-    def exported(self) -> set[int]:
-        """Return the numbers of the objects of this node that the peer holds."""
-        return set(self._exports)
+    def exported(self) -> Collection[int]:
+        """Return the numbers of the objects of this node that the peer holds, as they are from now on."""
+        return self._exports
 
     def has(self, objref: int) -> bool:
         """Return whether the peer has an object of this node: it was sent to the peer, or came from it."""
@@ -230,29 +237,48 @@ class References:
         """Use a local object as the stand-in for an object that the peer has named."""
         found = self._imports.get(message.objref)
         if found is None:
-            self._imports[message.objref] = StandIn(ref, None, 1, ARRIVED)
-            self._peer_objrefs[ref.objref] = message.objref
+            self._add(message.objref, StandIn(ref, None, 1, ARRIVED))
         else:
             found.named += 1  # holders of the earlier stand-in continue to use it
 
-    def given_up(self, needed: set[int], is_used: Callable[[int], bool]) -> Iterator[tuple[int, StandIn]]:
-        """Remove the imports that this node does not use any more.
+    def given_up(
+        self, needed: Container[int], is_used: Callable[[int], bool], most: int
+    ) -> Iterator[tuple[int, StandIn]]:
+        """Remove the imports that this node does not use any more, among the next ones.
+
+        A node may hold a million objects of another one. So a call looks at some of them, and the next call goes on
+        from there; when `has_unlooked` is False, all were looked at.
 
         Args:
             needed: numbers of stand-ins to keep.
             is_used: says whether a stand-in has a use that its references do not show; called last.
+            most: how many imports to look at; `RELEASES` of them are removed at most.
         Returns:
             For each removed import: (the peer's object, its stand-in).
         """
-        mine = [self._store.client.index]
-        for objref, one in list(self._imports.items()):
-            about = handles.describe(self._store.client, one.ref)
-            held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
-            if not held and not is_used(one.ref.objref):
+        if not self._unlooked:
+            self._unlooked = list(self._imports)
+        looked_at = [objref for objref in self._unlooked[-most:] if objref in self._imports]
+        del self._unlooked[-most:]
+        standins = [self._imports[objref] for objref in looked_at]
+        left = RELEASES
+        for k in handles.only_here(self._store.client, [one.ref for one in standins]):
+            objref, one = looked_at[k], standins[k]
+            if not left:
+                self._unlooked += looked_at[k:]
+                return
+            if self._imports.get(objref) is one and one.ref.objref not in needed and not is_used(one.ref.objref):
+                left -= 1
                 del self._imports[objref], self._peer_objrefs[one.ref.objref]
+                self._waiting.pop(objref, None)
                 self.on_held(one.ref.objref, 0)
                 one.give_up(objref)
                 yield objref, one
+
+    @property
+    def has_unlooked(self) -> bool:
+        """Return whether `given_up` has not looked at all imports yet."""
+        return bool(self._unlooked)
 
     @property
     def has_stand_ins(self) -> bool:
@@ -265,12 +291,13 @@ class References:
 
     def unfinished(self) -> list[tuple[int, StandIn]]:
         """Return the stand-ins that wait for their values, by the peer's objects; used when the stream has ended."""
-        return [(objref, one) for objref, one in self._imports.items() if one.task is not None]
+        return list(self._waiting.items())
 
     def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
         """Yield (objref, force, alone) for objects of the peer whose tasks were cancelled since the last call."""
-        for objref, one in self._imports.items():
-            terms = None if one.task is None else core.cancel_terms(self._store.client, one.task)
+        for objref, one in self._waiting.items():
+            assert one.task is not None
+            terms = core.cancel_terms(self._store.client, one.task)
             if terms is not None and terms != one.cancelled:
                 one.cancelled = terms
                 yield objref, *terms
@@ -279,4 +306,5 @@ class References:
         """Release all objects: the stream has ended, but callbacks may keep this table alive for a while."""
         self._exports.clear()
         self._imports.clear()
+        self._waiting.clear()
         self._peer_objrefs.clear()

@@ -250,8 +250,7 @@ class RemoteActors:
             writer.seal([])
             self._by_stand_in[standin.ref.objref] = self._follow(actor, plan.name, _Whose(objref=message.objref))
         core.finish(self._client, standin.task)
-        standin.task = standin.origin = None
-        standin.arrive(message.objref)
+        self._exchange.references.settled(message.objref)
 
     def _class(self, name: str) -> ObjectRef:
         """Store a placeholder for a class that this node does not have; it holds the name, for messages."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import arena
 from fastrt._core.objects import handles, remote, spill
+from fastrt.cluster.borrowing import AnyOf
 from fastrt.cluster.claims import Absence
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
 from fastrt.node.restore_ahead import RestoreAhead
@@ -137,11 +138,12 @@ class RemoteValues:
         self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
         self._absent: dict[str, _Absent] = {}
         self._lost: dict[int, _Lost] = {}
+        self._shared: dict[int, Source] = {}  # those that share another one's
         self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False, at_once=_AHEAD_SHARE)
         self.rebuild: Callable[[Any, Origin | None, str], None] = _refuse
         self.on_shared: Callable[[int, Origin | None], None] = lambda objref, origin: None
         self.is_ending = False
-        self.needed: Callable[[], set[int]] = set
+        self.needed: Callable[[], Container[int]] = set
         self.promise: Callable[[int], Any] = _no_promise
         self.wait_for: Callable[[Any, ObjectRef], None] = _no_promise
 
@@ -185,10 +187,12 @@ class RemoteValues:
         self._sources[source.ref.objref] = source
         self._offers.setdefault((source.exchange, source.number), []).append(source)
         if source.same_as is not None:
+            self._shared[source.ref.objref] = source
             self.on_shared(source.ref.objref, source.origin)
 
     def _remove(self, source: Source) -> None:
         del self._sources[source.ref.objref]
+        self._shared.pop(source.ref.objref, None)
         sharing = self._offers[source.exchange, source.number]
         sharing.remove(source)
         if not sharing:
@@ -314,7 +318,7 @@ class RemoteValues:
         absent = self._absent.get(node)
         if absent is None:
             return []
-        needed = self.needed() | self._lost.keys()
+        needed = AnyOf(self.needed(), self._lost)
         for number, values in list(absent.values.items()):
             used = [one for one in values if self.is_used(one.ref, needed)]
             for one in values:
@@ -328,19 +332,17 @@ class RemoteValues:
             self._is_claimed(node)
         return list(absent.values)
 
-    def is_used(self, ref: ObjectRef, needed: Set[int]) -> bool:
+    def is_used(self, ref: ObjectRef, needed: Container[int]) -> bool:
         """Return whether anything but this process uses an object; `needed`: what other nodes hold or wait for."""
-        about = handles.describe(self._client, ref)
-        return about["refs"] != [self._client.index] or about["counted"] > 0 or ref.objref in needed
+        return not handles.only_here(self._client, [ref]) or ref.objref in needed
 
     def tidy(self) -> set[int]:
         """Forget unused values that share another one's source; return the objects whose sources are shared."""
-        shared = [source for source in self._sources.values() if source.same_as is not None]
-        needed = self.needed() if shared else set()
-        for source in shared:
+        needed = self.needed() if self._shared else set[int]()
+        for source in list(self._shared.values()):
             if not self.is_used(source.ref, needed):
                 self.forget(source.ref.objref)
-        return {source.same_as.objref for source in self._sources.values() if source.same_as is not None}
+        return {source.same_as.objref for source in self._shared.values() if source.same_as is not None}
 
     def claimed(self, node: str, number: int) -> list[Unclaimed]:
         """Return and remove the values that a node keeps under a number, because it has answered a claim."""
@@ -370,7 +372,7 @@ class RemoteValues:
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
         """Make lost values ordinary ones where there are copies; have used ones made again, and forget the others."""
-        needed = self.needed() | self._lost.keys()
+        needed = AnyOf(self.needed(), self._lost)
         for one in values:
             if one.standin is not None:
                 self._lose(one, why, needed)
@@ -394,7 +396,7 @@ class RemoteValues:
             else:
                 self.rebuild(replacement, one.origin, why)
 
-    def _lose(self, one: Unclaimed, why: str, needed: Set[int]) -> None:
+    def _lose(self, one: Unclaimed, why: str, needed: Container[int]) -> None:
         """Have the value of a stand-in made again, if anything uses it."""
         assert one.standin is not None
         assert one.standin.task is not None

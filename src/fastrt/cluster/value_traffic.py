@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.objects import handles, remote, spill
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.borrowing import DETACHED
+from fastrt.cluster.borrowing import DETACHED, AnyOf
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.claiming import BYTES_MIN as _SHORT_BYTES_MIN
 from fastrt.cluster.claiming import Claiming
@@ -46,7 +46,8 @@ _SET = message_set("node")
 _Value, _Release, _Senders, _Copy = (_SET.message(f"fastrt.node.{n}") for n in ("Value", "Release", "Senders", "Copy"))
 _BACKLOG_BYTES = 4 << 20
 _AGAIN_S = 0.5  # until the next attempt to read a value whose file this process cannot read now
-_RECORDS_A_PASS = 50  # whose arguments are looked at: each may lead to a thousand objects
+# Stand-ins that are looked at in one go, and records: the arguments of each may lead to a thousand objects.
+_LOOKS, _RECORDS_A_PASS = 2000, 50
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
 
@@ -85,7 +86,7 @@ class NodeTables:
         self.spreads = Spreads(_send_order)
         self.streams: set[Exchange] = set()
         self.jobs = Jobs(store.client)
-        self._looked_at = 0
+        self._unlooked: list[StandIn] = []  # that this pass of `_break_circles` has not looked at yet
         self.remote.needed = self._needed
         self.kept.find = self._find_kept
 
@@ -110,35 +111,37 @@ class NodeTables:
                 standin = StandIn(ref, task, state=DETACHED, origin=self.lineage.find(ref.objref))
                 self.remote.add_detached(node, number, standin, "its stream to this node ended")
 
-    def tidy(self) -> set[int]:
+    def tidy(self) -> Container[int]:
         """Forget what nothing uses any more; return the numbers of the objects that this process still needs."""
         self._break_circles()
-        return self.remote.tidy() | set(self.lineage.wanted)
+        return AnyOf(self.remote.tidy(), self.lineage.wanted)
 
     def _break_circles(self) -> None:
         """Take their origins from objects that the arguments of that task contain by now; see `Lineage.needs`.
 
         When the origin was noted, a result that an argument names had perhaps no value yet.
         """
-        named: dict[Record, list[StandIn]] = {}
-        for standin in (one for stream in self.streams for one in stream.references.stand_ins()):
-            if standin.origin is not None:
-                named.setdefault(standin.origin.record, []).append(standin)
-        records = list(named)
-        for _ in range(min(_RECORDS_A_PASS, len(records))):
-            self._looked_at += 1
-            record = records[self._looked_at % len(records)]
-            for standin in named[record]:
-                if self.lineage.needs(record, standin.ref.objref):
-                    standin.origin = None
+        if not self._unlooked:
+            every = (one for stream in self.streams for one in stream.references.stand_ins())
+            self._unlooked = [one for one in every if one.origin is not None]
+        looked_at: dict[Record, Container[int]] = {}
+        for _ in range(min(_LOOKS, len(self._unlooked))):
+            origin = self._unlooked[-1].origin
+            if origin is not None and origin.record not in looked_at:
+                if len(looked_at) == _RECORDS_A_PASS:
+                    break
+                looked_at[origin.record] = self.lineage.needs(origin.record)
+            standin = self._unlooked.pop()
+            if origin is not None and standin.ref.objref in looked_at[origin.record]:
+                standin.origin = None
 
     def is_only(self, stream: Exchange) -> bool:
         """Return whether this node has no other stream to the peer of this one."""
         return all(one is stream or one.node != stream.node for one in self.streams)
 
-    def _needed(self) -> set[int]:
+    def _needed(self) -> Container[int]:
         """Return the numbers of the objects of this node that other nodes hold or wait for, or rebuilds wait for."""
-        return set(self.lineage.wanted).union(*(stream.needs() for stream in self.streams))
+        return AnyOf(self.lineage.wanted, *(stream.needs() for stream in self.streams))
 
 
 def _send_order(order: Order) -> None:
@@ -561,10 +564,11 @@ class ValueTraffic:
                 return  # objects that an actor created cannot be rebuilt
             sent.record = sent.record or self._tables.lineage.remember(sent.task)
             origin = Origin(sent.record, message.result)
+        if origin is None:
+            return
+        needs = self._tables.lineage.needs(origin.record)
         for k, standin in missing:
-            if standin.origin is None and origin is not None:
-                if self._tables.lineage.needs(origin.record, standin.ref.objref):
-                    continue
+            if standin.origin is None and standin.ref.objref not in needs:
                 standin.origin = origin.at(k)
                 self._tables.lineage.names(standin.ref.objref, standin.origin)
 
