@@ -10,7 +10,7 @@ from fastrt.cluster.claims import CLAIM_S, GONE_S, Absence, Absent
 from fastrt.cluster.daemon_link import Holders
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.remote_values import Kept
-from fastrt.store.messages import HeldObject, Holds
+from fastrt.store.messages import HeldObject
 from fastrt.transitions import IllegalMoveError
 
 
@@ -161,8 +161,9 @@ def test_node_has_a_value_until_none_of_its_streams_has_it():
     assert not holders.remove("a", "peer", 7)
     assert holders.end("a", "peer") == []
     assert list(holders.rows()) == [
-        Holds("peer", [HeldObject(7, 100), HeldObject(8, 50)]),
-        Holds("other", [HeldObject(7, 100)]),
+        ("peer", HeldObject(7, 100)),
+        ("peer", HeldObject(8, 50)),
+        ("other", HeldObject(7, 100)),
     ]
     assert holders.end("b", "peer") == [7, 8]
     assert holders.end("b", "unknown") == []

@@ -1,14 +1,28 @@
-"""Rows of nodes on their way from the uplink to the daemon."""
+"""Rows of nodes and objects on their way from the uplink to the daemon."""
 
 import asyncio
+import contextlib
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from fastrt.cluster.daemon_link import Orders, _batches
+from fastrt.cluster.daemon_link import _ROWS_MAX, Orders, _batches
 from fastrt.store.join import Link
-from fastrt.store.messages import BYTES_MAX, ClusterNodes, KnownHeads, NodeRow, StandbyHead, write_message
+from fastrt.store.messages import (
+    BYTES_MAX,
+    ClusterNodes,
+    HeldObject,
+    Holds,
+    KeepObjects,
+    KeptObject,
+    KnownHeads,
+    NodeRow,
+    ReleaseObjects,
+    StandbyHead,
+    write_message,
+)
 
 
 def test_rows_of_many_nodes_are_divided_into_messages_that_can_be_read():
@@ -23,6 +37,48 @@ def test_rows_of_many_nodes_are_divided_into_messages_that_can_be_read():
 
 
 OLD, NEW = (KnownHeads("first", [StandbyHead("n1", address)], False) for address in ("old", "new"))
+
+
+@contextlib.contextmanager
+def connected():
+    """An uplink's orders, and the daemon's end of the connection."""
+    ours, theirs = map(Link, socket.socketpair())
+    try:
+        yield Orders("one", None, ours, lambda: None, {}), theirs
+    finally:
+        theirs.close()
+        for thread in threading.enumerate():
+            if thread.name == "fastrt-orders":
+                thread.join()
+        ours.close()
+
+
+def test_news_of_many_objects_goes_in_few_messages_and_in_order():
+    async def run():
+        with connected() as (orders, daemon):
+            assert isinstance(daemon.receive(20.0), ClusterNodes)
+            for k in range(_ROWS_MAX + 2):
+                orders.keep("a", SimpleNamespace(objref=k, index=k))
+            for k in range(3):
+                orders.release("a", k)
+            orders.keep("a", SimpleNamespace(objref=1, index=9))
+            orders.hold("stream", "a", 1, 100)
+            orders.hold("stream", "b", 1, 100)
+            orders.lost("stream", "b")
+            assert daemon.receive(0.0) is None
+            await asyncio.sleep(0)
+            found = [daemon.receive(20.0) for _ in range(6)]
+            assert [type(one) for one in found] == [KeepObjects, KeepObjects, ReleaseObjects, KeepObjects, Holds, Holds]
+            assert [len(one.objects) for one in found] == [_ROWS_MAX, 2, 3, 1, 1, 2]
+            assert found[1].objects == [KeptObject(_ROWS_MAX + k, _ROWS_MAX + k) for k in range(2)]
+            assert (found[3].node, found[3].objects) == ("a", [KeptObject(1, 9)])
+            assert (found[5].node, found[5].objects) == ("b", [HeldObject(1, 100), HeldObject(1, 0)])
+            orders.keep_now("a", SimpleNamespace(objref=7_000_000, index=1))  # before the loop's next turn
+            assert daemon.receive(20.0).objects == [KeptObject(7_000_000, 1)]
+            await asyncio.sleep(0)
+            assert daemon.receive(0.0) is None
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, OLD), (NEW, NEW)])

@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant("claim: a stream that has not ended here yet", "remote_values",
            "return self.find(node, objref) if found is None else found", "return found"),
     Mutant("uplink: remote values of the last one", "value_traffic", "        self.remote.adopt()\n", ""),
-    Mutant("uplink: kept objects of the last one", "uplink", "self._tables.kept.keep(row.node, [ref])", "pass"),
+    Mutant("uplink: kept objects of the last one", "uplink", "self._tables.kept.keep(message.node, [ref])", "pass"),
     Mutant("uplink: kept without a word to the daemon", "large_values",
            "            self.on_keep(ref)\n", "            pass\n"),
     Mutant("stream: forwarded tasks do not run again", "peer_stream",

@@ -259,9 +259,9 @@ class Node:
             self.admission.on_search_ended(link, message)
         elif isinstance(message, messages.Holds):
             self.admission.on_holds(link, message)
-        elif isinstance(message, messages.KeepObject):
+        elif isinstance(message, messages.KeepObjects):
             self.kept.keep(link, message)
-        elif isinstance(message, messages.ReleaseObject):
+        elif isinstance(message, messages.ReleaseObjects):
             self.kept.release(link, message)
         elif isinstance(message, messages.KnownHeads):
             self.kept.note_heads(link, message)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastrt._core.memory.clients import Client
@@ -25,17 +26,20 @@ from fastrt.store.messages import (
     Forward,
     HeldObject,
     Holds,
-    KeepObject,
+    KeepObjects,
     KeptObject,
+    KeptObjects,
     KnownHeads,
     Message,
     NodeRow,
-    ReleaseObject,
+    ReleaseObjects,
     Resources,
     TaskRecord,
 )
 
+_About = KeepObjects | ReleaseObjects | Holds
 _LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
+_ROWS_MAX = 5000  # about objects, in one message
 _A_CHARACTER, _A_NUMBER, _A_ROW = 6, 24, 100  # bytes of JSON, at most
 
 
@@ -67,14 +71,17 @@ class Holders:
         """Record the end of a stream; return the objects whose values its node does not have any more."""
         return [objref for objref in list(self._held.get(node, ())) if self.remove(stream, node, objref)]
 
-    def rows(self) -> Iterator[Holds]:
-        """Yield all that is held, by node."""
+    def rows(self) -> Iterator[tuple[str, HeldObject]]:
+        """Yield all that is held, and by which node."""
         for node, there in self._held.items():
-            yield Holds(node, [HeldObject(objref, max(streams.values())) for objref, streams in there.items()])
+            for objref, streams in there.items():
+                yield node, HeldObject(objref, max(streams.values()))
 
 
 class Orders:
     """The connection to the daemon, which a separate thread reads.
+
+    What it is told about single objects goes in batches: at the loop's next turn, or at `flush`.
 
     Args:
         name: this node's, for people.
@@ -111,6 +118,7 @@ class Orders:
         self._admitted = 0
         self._kept: dict[tuple[str, int], int] = {}  # what the daemon holds for other nodes: (node, objref) -> entry
         self._holders = Holders()
+        self._changes: deque[tuple[type[_About], str, Any]] = deque()  # about objects: not sent yet
         self.heads: KnownHeads | None = None
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
@@ -159,33 +167,55 @@ class Orders:
         """
         holders = self._holders
         if holders.add(stream, node, objref, nbytes) if nbytes else holders.remove(stream, node, objref):
-            self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
+            self._add(Holds, node, HeldObject(objref, nbytes))
 
     def lost(self, stream: object, node: str) -> None:
         """Report the objects that a node no longer has because a stream to it has ended."""
-        gone = self._holders.end(stream, node)
-        if gone:
-            self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in gone]))
+        for objref in self._holders.end(stream, node):
+            self._add(Holds, node, HeldObject(objref, 0))
 
     def keep(self, node: str, ref: Ref) -> None:
         """Have the daemon hold an object that another node holds."""
         if (node, ref.objref) not in self._kept:
             self._kept[node, ref.objref] = ref.index
-            self._daemon.send(KeepObject(node, ref.objref, ref.index))
+            self._add(KeepObjects, node, KeptObject(ref.objref, ref.index))
+
+    def keep_now(self, node: str, ref: Ref) -> None:
+        """Have the daemon hold an object before anything else that this process does can be seen."""
+        self.keep(node, ref)
+        self.flush()
 
     def release(self, node: str, objref: int) -> None:
         """Have the daemon drop an object that another node does not hold any more."""
         if self._kept.pop((node, objref), None) is not None:
-            self._daemon.send(ReleaseObject(node, objref))
+            self._add(ReleaseObjects, node, objref)
+
+    def _add(self, about: type[_About], node: str, row: Any) -> None:
+        self._changes.append((about, node, row))
+        if len(self._changes) == 1:
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what was told about objects: whoever sees a message to another node may rely on it."""
+        message: Any = None
+        while self._changes:
+            about, node, row = self._changes.popleft()
+            if message is None or (type(message), message.node) != (about, node) or len(message.objects) == _ROWS_MAX:
+                if message is not None:
+                    self._daemon.send(message)
+                message = about(node, [])
+            message.objects.append(row)
+        if message is not None:
+            self._daemon.send(message)
 
     def keep_heads(self, heads: KnownHeads) -> None:
         """Have the daemon hold what the next uplink needs to know of the heads."""
         self.heads = heads
         self._daemon.send(heads)
 
-    def adopt(self, rows: Iterable[KeptObject]) -> None:
-        """Take over what the daemon holds for other nodes since an earlier uplink."""
-        self._kept.update({(row.node, row.objref): row.entry for row in rows})
+    def adopt(self, kept: KeptObjects) -> None:
+        """Take over what the daemon holds for another node since an earlier uplink."""
+        self._kept.update({(kept.node, row.objref): row.entry for row in kept.objects})
 
     def drop(self, node: str) -> None:
         """Drop the orders for a node that has left: the daemon chooses other nodes for them."""
@@ -211,10 +241,11 @@ class Orders:
             rows = list(self._rows.values())
             for k, batch in enumerate(_batches(rows)):
                 self._daemon.send(ClusterNodes(self._name, batch, [], k > 0, k == 0))
-            for holds in self._holders.rows():
-                self._daemon.send(holds)
+            for node, held in self._holders.rows():
+                self._add(Holds, node, held)
             for (node, objref), entry in self._kept.items():
-                self._daemon.send(KeepObject(node, objref, entry))
+                self._add(KeepObjects, node, KeptObject(objref, entry))
+            self.flush()
             if self.heads is not None:
                 self._daemon.send(self.heads)
         elif isinstance(message, Forward):

@@ -134,7 +134,7 @@ class Uplink:
         self._orders = Orders(settings["name"], self._client, daemon, self._on_orders, others)
         self._head.on_heads = self._orders.keep_heads
         self._tables.kept.on_drop = self._orders.release
-        self._tables.lineage.on_store = partial(self._orders.keep, self._node)
+        self._tables.lineage.on_store = partial(self._orders.keep_now, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
@@ -211,17 +211,17 @@ class Uplink:
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
         """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
-        self._orders.adopt(message.objects)
+        self._orders.adopt(message)
         self._tables.adopt_stand_ins()
         for row in message.objects:
             try:
                 ref = handles.acquire(self._client, row.objref, row.entry)
-                if row.node == self._node:
+                if message.node == self._node:
                     self._tables.lineage.adopt(ref)
                 else:
-                    self._tables.kept.keep(row.node, [ref])
+                    self._tables.kept.keep(message.node, [ref])
             except FastrtError:
-                self._orders.release(row.node, row.objref)
+                self._orders.release(message.node, row.objref)
 
     def _release(self, node: str, objref: int) -> None:
         """Have the daemon drop an object that a node has released on one stream, unless the node uses it otherwise."""
@@ -334,6 +334,7 @@ class Uplink:
             frame.short = exchange.traffic.arrivals.is_short
             frame.idle = exchange.idle.next_word()
             frame.leaves, frame.needless = self._departure.asked, exchange.leaves.answered
+            self._orders.flush()  # the peer may claim the objects that the frame names from the next uplink
             await write(frame)
             frame = await exchange.out.next_frame()
 

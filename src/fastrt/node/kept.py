@@ -22,12 +22,12 @@ from fastrt.errors import FastrtError
 from fastrt.folders import read_private, replace_private
 from fastrt.store.join import Link
 from fastrt.store.messages import (
-    KeepObject,
+    KeepObjects,
     KeptObject,
     KeptObjects,
     KnownHeads,
     Message,
-    ReleaseObject,
+    ReleaseObjects,
     expect,
     read_message,
     write_message,
@@ -103,16 +103,18 @@ class KeptObjectTable:
     @property
     def handlers(self) -> dict[type[Message], Callable[[Link, Any], None]]:
         """The method for each message of the uplink about these objects and the heads."""
-        return {KeepObject: self.keep, ReleaseObject: self.release, KnownHeads: self.note_heads}
+        return {KeepObjects: self.keep, ReleaseObjects: self.release, KnownHeads: self.note_heads}
 
-    def keep(self, link: Link, message: KeepObject) -> None:
-        """Hold an object that another node holds."""
-        with contextlib.suppress(FastrtError):  # the uplink has released it, and this is an old message
-            self._refs[message.node, message.objref] = handles.acquire(self._client, message.objref, message.entry)
+    def keep(self, link: Link, message: KeepObjects) -> None:
+        """Hold objects that another node holds."""
+        for objref, entry in message.objects:
+            with contextlib.suppress(FastrtError):  # the uplink has released it, and this is an old message
+                self._refs[message.node, objref] = handles.acquire(self._client, objref, entry)
 
-    def release(self, link: Link, message: ReleaseObject) -> None:
-        """Drop an object that the other node does not hold any more."""
-        self._refs.pop((message.node, message.objref), None)
+    def release(self, link: Link, message: ReleaseObjects) -> None:
+        """Drop objects that the other node does not hold any more."""
+        for objref in message.objects:
+            self._refs.pop((message.node, objref), None)
 
     def note_heads(self, link: Link, message: KnownHeads) -> None:
         """Hold what the uplink knows of the heads: the first one may be gone when the next uplink starts."""
@@ -128,14 +130,17 @@ class KeptObjectTable:
         if self._heads is not None:
             link.post(self._heads)
         self._hand_over()  # first: the records that are in the list say how to make their values again
-        rows = [KeptObject(node, objref, ref.index) for (node, objref), ref in self._refs.items()]
-        for at in range(0, len(rows), _ROWS_MAX):
-            link.post(KeptObjects(rows[at : at + _ROWS_MAX]))
+        rows: dict[str, list[KeptObject]] = {}
+        for (node, objref), ref in self._refs.items():
+            rows.setdefault(node, []).append(KeptObject(objref, ref.index))
+        for node, kept in rows.items():
+            for at in range(0, len(kept), _ROWS_MAX):
+                link.post(KeptObjects(node, kept[at : at + _ROWS_MAX]))
 
     def _hand_over(self) -> None:
         """Pass the stand-ins to the uplink; any list makes it look for those that it has got."""
         if self._uplink is not None and self._stand_ins.hand_over(self._slot_of(self._uplink)):
-            self._uplink.post(KeptObjects([]))
+            self._uplink.post(KeptObjects("", []))
 
     def tend(self, uplink: Link | None) -> None:
         """Drop everything when the node has had no uplink for so long that it must have left the cluster."""

@@ -428,32 +428,31 @@ class Holds(Message):
     objects: list[HeldObject]
 
 
-class KeepObject(Message):
-    """Hold an object, given its number and the index of its entry, because another node holds it; from the uplink."""
-
-    node: str
-    objref: U64
-    entry: U32
-
-
-class ReleaseObject(Message):
-    """Another node does not hold an object any more; from the uplink."""
-
-    node: str
-    objref: U64
-
-
 class KeptObject(NamedTuple):
-    """A row of `KeptObjects`; its fields are those of `KeepObject`."""
+    """An object that another node holds: its number, and the index of its entry."""
 
-    node: str
     objref: U64
     entry: U32
+
+
+class KeepObjects(Message):
+    """Hold objects because another node holds them; from the uplink."""
+
+    node: str
+    objects: list[KeptObject]
+
+
+class ReleaseObjects(Message):
+    """Another node does not hold objects, given by their numbers, any more; from the uplink."""
+
+    node: str
+    objects: list[U64]
 
 
 class KeptObjects(Message):
-    """Objects that other nodes hold, for an uplink that has taken the place of another one."""
+    """Objects that another node holds, for an uplink that has taken the place of another one."""
 
+    node: str
     objects: list[KeptObject]
 
 
