@@ -13,6 +13,7 @@ and the others wait behind it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,45 @@ class Fetching(Arriving):
         self.writer = None
 
 
+class _InTransit(dict[int, Arriving]):
+    """Some of the values in transit, by number.
+
+    Args:
+        tasks: counts the values of each task; without the tasks that have none.
+    """
+
+    def __init__(self, tasks: Counter[int]) -> None:
+        super().__init__()
+        self._tasks = tasks
+
+    def __setitem__(self, number: int, arriving: Arriving) -> None:
+        before = self.get(number)
+        super().__setitem__(number, arriving)
+        self._tasks[arriving.task] += 1
+        if before is not None:
+            self._gone(before)
+
+    def __delitem__(self, number: int) -> None:
+        self.pop(number)
+
+    def pop(self, number: int, *default: Any) -> Any:
+        """Remove a value, and return it."""
+        found = super().pop(number, *default)
+        if isinstance(found, Arriving):
+            self._gone(found)
+        return found
+
+    def clear(self) -> None:
+        """Remove all values."""
+        for number in list(self):
+            del self[number]
+
+    def _gone(self, arriving: Arriving) -> None:
+        self._tasks[arriving.task] -= 1
+        if not self._tasks[arriving.task]:
+            del self._tasks[arriving.task]
+
+
 class Arrivals:
     """The values in transit to this node over one stream.
 
@@ -150,8 +190,9 @@ class Arrivals:
         self._exchange = exchange
         self._budget = budget
         self._client = exchange.client
-        self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the peer's offer
-        self._offered: dict[int, Arriving] = {}  # values that are not admitted yet, in order
+        self._tasks = Counter[int]()  # how many values of each task are in the next two tables
+        self._arriving = _InTransit(self._tasks)  # by transfer; below 0: by the peer's offer
+        self._offered = _InTransit(self._tasks)  # values that are not admitted yet, in order
         self._behind: dict[int, list[Arriving]] = {}  # by number: values that wait until the one before has ended
         self._oldest = 0  # the first offer that the store has no room for,
         self._wait: room.RoomWait | None = None  # and its wait
@@ -475,6 +516,8 @@ class Arrivals:
             behind[:] = [one for one in behind if not is_dropped(one)]  # such offers need no answer
             if not behind:
                 del self._behind[number]
+        if task not in self._tasks:
+            return
         for number, one in list(self._offered.items()):
             if is_dropped(one):
                 del self._offered[number]

@@ -22,7 +22,7 @@ import contextlib
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -204,12 +204,14 @@ class Lineage:
 
     def names(self, objref: int, origin: Origin | None) -> None:
         """Note that this object of this node can be made again like the object with this origin."""
-        stored = None if origin is None else self._records.get(weakref.ref(origin.record))
-        if stored is None or origin is None:
-            return
-        place = (origin.result, origin.path)
-        if stored.form.places.get(objref) != place:
-            stored.form = replace(stored.form, places=stored.form.places | {objref: place})
+        if origin is not None:
+            self.names_all(origin.record, {objref: (origin.result, origin.path)})
+
+    def names_all(self, record: Record, places: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
+        """Note objects that a task can make again, by their numbers, and where: the result, and the path from there."""
+        stored = self._records.get(weakref.ref(record))
+        if stored is not None and any(stored.form.places.get(objref) != place for objref, place in places.items()):
+            stored.form = replace(stored.form, places={**stored.form.places, **places})
             self._store_form(stored)
 
     def needs(self, record: Record) -> Container[int]:

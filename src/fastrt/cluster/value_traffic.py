@@ -567,10 +567,12 @@ class ValueTraffic:
         if origin is None:
             return
         needs = self._tables.lineage.needs(origin.record)
+        places = {}
         for k, standin in missing:
             if standin.origin is None and standin.ref.objref not in needs:
                 standin.origin = origin.at(k)
-                self._tables.lineage.names(standin.ref.objref, standin.origin)
+                places[standin.ref.objref] = standin.origin[1:]
+        self._tables.lineage.names_all(origin.record, places)
 
     def count_run(self, sent: ForwardedTask) -> None:
         """Count that a forwarded task begins again, if it can be made to run for its values, too."""
