@@ -1,4 +1,4 @@
-"""What a driver pays for objects that stay on another node: its uplink's processor time at rest, and a task's delay.
+"""The cost of objects that stay on another node: processor time of the driver's uplink at rest, and a task's delay.
 
 Run: python bench/remote_objects.py [--count 2000 --count 60000] [--rest-s 10] [--src SRC]
 

@@ -4,7 +4,7 @@ Prints the rates at which values beyond the store are put, read from their files
 restored to memory; and those of `dd` with blocks as large as a value. Each row is measured in turn in every round,
 because the speed of a disk that others use changes from second to second. Then the times of small operations: quiet,
 beside puts that find room, and beside puts that spill. They are made one after the other without a pause, and with
-0.5 ms between two: then caches are cold, as whatever runs in between evicts their lines. The controls are a thread that
+0.5 ms between two: then caches are cold, as other work in between evicts their lines. The controls are a thread that
 copies as many bytes in its own memory, and one that also writes each copy to a file in one call.
 """
 

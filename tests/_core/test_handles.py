@@ -384,35 +384,3 @@ def test_threads_do_everything_at_once(node, client):
     assert failed == []
     gc.collect()
     assert objects(client) == 1
-
-
-# ---- who holds an object ----
-
-
-def test_objects_that_only_this_process_holds_are_found(make_node):
-    node = make_node(4 << 20, objects_max=1 << 10, clients_max=1024, clients_dense=64)
-    client, alone = node.client, handles.put_scalar(node.client, 1)
-    function = handles.put_scalar(client, b"function")
-    inner, argument, elsewhere, far = (handles.put_scalar(client, k) for k in range(4))
-    refs = [alone, inner, argument, elsewhere, far]
-    assert handles.only_here(client, refs) == [0, 1, 2, 3, 4]
-    container = node.put(10, inner)
-    task = submission.submit(client, submission.TaskOptions(function), (argument,))
-    near = node.attach()
-    theirs = handles.acquire(near, elsewhere.objref, elsewhere.index)
-    others = [node.attach() for _ in range(100)]  # the last ones beyond the dense clients
-    last = handles.acquire(others[-1], far.objref, far.index)
-    assert handles.only_here(client, refs) == [0]
-    assert handles.only_here(others[-1], [last]) == []
-    assert handles.only_here(client, []) == []
-    del far
-    refs.pop()
-    assert handles.only_here(others[-1], [last]) == [0]
-    del theirs, last, container
-    assert handles.only_here(client, refs) == [0, 1, 3]
-    node.end([tasks.next_task(client, 0.0, 0.0)])
-    assert handles.only_here(client, refs) == [0, 1, 2, 3]
-    gone = handles.put_scalar(near, 5)
-    with pytest.raises(FastrtError, match="another client of this process"):
-        handles.only_here(client, [gone])
-    del task

@@ -4,7 +4,7 @@ import pytest
 
 from fastrt._core.objects import handles, remote, spill
 from fastrt._core.repair import fsck, inspect
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
 NODE = "0123456789abcdef" * 2
@@ -141,3 +141,35 @@ def test_result_that_is_sealed_already_and_wrong_sources_are_refused(client):
     assert remote.seal_result(client, task, 0, LARGE, 16, NODE, 7) is None
     assert remote.replace(client, held, 5, 16) is None
     tasks.finish(client, task)
+
+
+# ---- who holds an object ----
+
+
+def test_objects_that_only_this_process_holds_are_found(make_node):
+    node = make_node(4 << 20, objects_max=1 << 10, clients_max=1024, clients_dense=64)
+    client, alone = node.client, handles.put_scalar(node.client, 1)
+    function = handles.put_scalar(client, b"function")
+    inner, argument, elsewhere, far = (handles.put_scalar(client, k) for k in range(4))
+    refs = [alone, inner, argument, elsewhere, far]
+    assert remote.only_here(client, refs) == [0, 1, 2, 3, 4]
+    container = node.put(10, inner)
+    task = submission.submit(client, submission.TaskOptions(function), (argument,))
+    near = node.attach()
+    theirs = handles.acquire(near, elsewhere.objref, elsewhere.index)
+    others = [node.attach() for _ in range(100)]  # the last ones beyond the dense clients
+    last = handles.acquire(others[-1], far.objref, far.index)
+    assert remote.only_here(client, refs) == [0]
+    assert remote.only_here(others[-1], [last]) == []
+    assert remote.only_here(client, []) == []
+    del far
+    refs.pop()
+    assert remote.only_here(others[-1], [last]) == [0]
+    del theirs, last, container
+    assert remote.only_here(client, refs) == [0, 1, 3]
+    node.end([tasks.next_task(client, 0.0, 0.0)])
+    assert remote.only_here(client, refs) == [0, 1, 2, 3]
+    gone = handles.put_scalar(near, 5)
+    with pytest.raises(FastrtError, match="another client of this process"):
+        remote.only_here(client, [gone])
+    del task

@@ -1,4 +1,4 @@
-"""What objects that stay on another node cost: bounded, however many there are."""
+"""The cost of objects that stay on another node is bounded, however many there are."""
 
 import re
 import subprocess

@@ -81,7 +81,7 @@ class Holders:
 class Orders:
     """The connection to the daemon, which a separate thread reads.
 
-    What it is told about single objects goes in batches: at the loop's next turn, or at `flush`.
+    News of single objects goes in batches: at the loop's next turn, or at `flush`.
 
     Args:
         name: this node's, for people.
@@ -196,7 +196,7 @@ class Orders:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what was told about objects: whoever sees a message to another node may rely on it."""
+        """Send the news of objects: a node that gets a message may rely on them."""
         message: Any = None
         while self._changes:
             about, node, row = self._changes.popleft()

@@ -22,10 +22,10 @@ import contextlib
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastrt._core.objects import handles, remote
 from fastrt._core.objects.functions import function_name
@@ -38,6 +38,9 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
+
+if TYPE_CHECKING:
+    from fastrt.cluster.references import StandIn
 
 _RECORD_BYTES = 512  # the approximate size of a record without arguments
 _REACH_MAX = 1000  # objects that are looked at to find one in the arguments of a record
@@ -206,6 +209,20 @@ class Lineage:
         """Note that this object of this node can be made again like the object with this origin."""
         if origin is not None:
             self.names_all(origin.record, {objref: (origin.result, origin.path)})
+
+    def names_new(self, origin: Origin, missing: Iterable[tuple[int, StandIn]]) -> None:
+        """Note stand-ins whose names a value contains, as far as they have no origin, by their places in the value.
+
+        Args:
+            origin: of the value.
+            missing: places and stand-ins.
+        """
+        needs, places = self.needs(origin.record), {}
+        for place, standin in missing:
+            if standin.origin is None and standin.ref.objref not in needs:
+                standin.origin = origin.at(place)
+                places[standin.ref.objref] = standin.origin.result, standin.origin.path
+        self.names_all(origin.record, places)
 
     def names_all(self, record: Record, places: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
         """Note objects that a task can make again, by their numbers, and where: the result, and the path from there."""

@@ -8,7 +8,9 @@ are stand-ins for objects of the owner (`references`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import math
+import time
+from collections.abc import Callable, Collection, Container
 from functools import partial
 from typing import Any
 
@@ -46,7 +48,28 @@ _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel, _Fallen = (
     _SET.message(f"fastrt.node.{name}")
     for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel", "Fallen")
 )
+# If there are more objects of other nodes than one call of `tidy_all` looks at, the next one is so much later while
+# they are released, and so many times longer than the call has taken while they are only looked at.
+_MORE_S, _MORE_TIMES = 0.02, 20
 _HOPS_MAX = 255  # what a task's record can hold
+
+
+def tidy_all(exchanges: Collection[Exchange], used: Container[int]) -> float:
+    """Tidy all streams of a node: none releases what another one needs.
+
+    Args:
+        exchanges: the streams.
+        used: numbers of other objects to keep.
+    Returns:
+        Seconds until the next call: infinite if all objects of other nodes were looked at, else soon while they are
+        released, and after some time while they are only looked at.
+    """
+    began = time.monotonic()
+    needs = {exchange: exchange.needs() for exchange in exchanges}
+    released = sum(one.tidy(AnyOf(used, *(needs[other] for other in needs if other is not one))) for one in needs)
+    if not any(exchange.references.has_unlooked for exchange in exchanges):
+        return math.inf
+    return max(_MORE_S, 0.0 if released else _MORE_TIMES * (time.monotonic() - began))
 
 
 class Exchange:

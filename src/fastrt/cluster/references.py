@@ -262,7 +262,7 @@ class References:
         del self._unlooked[-most:]
         standins = [self._imports[objref] for objref in looked_at]
         left = RELEASES
-        for k in handles.only_here(self._store.client, [one.ref for one in standins]):
+        for k in remote.only_here(self._store.client, [one.ref for one in standins]):
             objref, one = looked_at[k], standins[k]
             if not left:
                 self._unlooked += looked_at[k:]

@@ -334,7 +334,7 @@ class RemoteValues:
 
     def is_used(self, ref: ObjectRef, needed: Container[int]) -> bool:
         """Return whether anything but this process uses an object; `needed`: what other nodes hold or wait for."""
-        return not handles.only_here(self._client, [ref]) or ref.objref in needed
+        return not remote.only_here(self._client, [ref]) or ref.objref in needed
 
     def tidy(self) -> set[int]:
         """Forget unused values that share another one's source; return the objects whose sources are shared."""

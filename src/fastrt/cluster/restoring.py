@@ -37,7 +37,7 @@ class Restoring:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, ref: ObjectRef, then: Then) -> None:
-        """Call `then(ref, None)` once the value is in memory, or `then(ref, error)` if it cannot be restored."""
+        """Call `then(ref, None)` once the value can be read, or `then(ref, error)` if it cannot be restored."""
         self._wanted.append((ref, then))
         if len(self._wanted) == 1:
             self._look()
@@ -48,11 +48,15 @@ class Restoring:
         if self._timer is not None:
             self._timer.cancel()
 
+    def is_away(self, ref: ObjectRef) -> bool:
+        """Return whether a value is neither in memory nor in a file that this process may map; that can change."""
+        return spill.is_spilled(self._client, ref) and not self._store.files.can_map(ref)
+
     def _look(self) -> None:
         while self._wanted:
             ref, then = self._wanted[0]
             error: FastrtError | None = None
-            if spill.is_spilled(self._client, ref):
+            if self.is_away(ref):
                 error = self._ask(ref)
                 if error is None:
                     assert self._wait is not None

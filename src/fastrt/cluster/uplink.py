@@ -32,7 +32,7 @@ from fastrt.cluster.large_values import open_native
 from fastrt.cluster.load import Claims, LoadWatch
 from fastrt.cluster.output import OutputOfTasks
 from fastrt.cluster.peer import Peer, nearest, to_call
-from fastrt.cluster.peer_stream import Exchange
+from fastrt.cluster.peer_stream import Exchange, tidy_all
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.questions import Answer, Desk, Question
 from fastrt.cluster.reasons import Reasons
@@ -58,9 +58,6 @@ _Report = _SET.message("fastrt.node.Report")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _TIDY_S = 1.0
-# If there are more objects of other nodes than one tick looks at, the next one is so much later while they are
-# released, and so many times longer than the tick has taken while they are only looked at.
-_MORE_S, _MORE_TIMES = 0.02, 20
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
 _TASKS_A_WORKER = 2  # beyond them, further nodes may begin the tasks earlier
 _CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
@@ -448,16 +445,10 @@ class Uplink:
                 self._claim()
                 self._on_cancelled()  # covers a process that cancelled a task and died before it sent the signal
                 used = AnyOf(self._tables.tidy(), self._finder.kept())
-                needs = {exchange: exchange.needs() for exchange in self._exchanges}
-                released = 0
-                for exchange in needs:
-                    needed = AnyOf(*(needs[one] for one in needs if one is not exchange))
-                    released += exchange.tidy(AnyOf(needed, used))
+                tidy_at = min(tidy_at, now + tidy_all(self._exchanges, used))
+                for exchange in self._exchanges:
                     if exchange.node and exchange.idle.look(is_used(exchange), now, self._idle_s):
                         exchange.out.stir()
-                if any(exchange.references.has_unlooked for exchange in needs):
-                    took_s = time.monotonic() - now
-                    tidy_at = now + max(_MORE_S, 0.0 if released else _MORE_TIMES * took_s)
             self._news.clear()
             self._tick = self._next_tick()
             try:

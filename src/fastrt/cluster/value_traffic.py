@@ -46,8 +46,7 @@ _SET = message_set("node")
 _Value, _Release, _Senders, _Copy = (_SET.message(f"fastrt.node.{n}") for n in ("Value", "Release", "Senders", "Copy"))
 _BACKLOG_BYTES = 4 << 20
 _AGAIN_S = 0.5  # until the next attempt to read a value whose file this process cannot read now
-# Stand-ins that are looked at in one go, and records: the arguments of each may lead to a thousand objects.
-_LOOKS, _RECORDS_A_PASS = 2000, 50
+_LOOKS, _RECORDS_A_PASS = 2000, 50  # stand-ins and records: the arguments of one may lead to a thousand objects
 NEVER_BYTES = 1 << 62  # as `keep_bytes`: nothing stays
 
 
@@ -124,16 +123,16 @@ class NodeTables:
         if not self._unlooked:
             every = (one for stream in self.streams for one in stream.references.stand_ins())
             self._unlooked = [one for one in every if one.origin is not None]
-        looked_at: dict[Record, Container[int]] = {}
-        for _ in range(min(_LOOKS, len(self._unlooked))):
-            origin = self._unlooked[-1].origin
-            if origin is not None and origin.record not in looked_at:
-                if len(looked_at) == _RECORDS_A_PASS:
-                    break
-                looked_at[origin.record] = self.lineage.needs(origin.record)
+        left, looked_at = _LOOKS, dict[Record, Container[int]]()
+        while self._unlooked and left and len(looked_at) < _RECORDS_A_PASS:
+            left -= 1
             standin = self._unlooked.pop()
-            if origin is not None and standin.ref.objref in looked_at[origin.record]:
-                standin.origin = None
+            if standin.origin is not None:
+                record = standin.origin.record
+                if record not in looked_at:
+                    looked_at[record] = self.lineage.needs(record)
+                if standin.ref.objref in looked_at[record]:
+                    standin.origin = None
 
     def is_only(self, stream: Exchange) -> bool:
         """Return whether this node has no other stream to the peer of this one."""
@@ -286,8 +285,7 @@ class ValueTraffic:
     def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
         if self._exchange.closed:
             return
-        is_away = spill.is_spilled(self._client, ref) and not self._store.files.can_map(ref)
-        if is_away and self._store.tell is not None:
+        if self._store.tell is not None and self._restoring.is_away(ref):
             self._restoring.add(ref, partial(self._send_now, then, where))
         else:
             self._send_now(then, where, ref, None)
@@ -564,15 +562,8 @@ class ValueTraffic:
                 return  # objects that an actor created cannot be rebuilt
             sent.record = sent.record or self._tables.lineage.remember(sent.task)
             origin = Origin(sent.record, message.result)
-        if origin is None:
-            return
-        needs = self._tables.lineage.needs(origin.record)
-        places = {}
-        for k, standin in missing:
-            if standin.origin is None and standin.ref.objref not in needs:
-                standin.origin = origin.at(k)
-                places[standin.ref.objref] = standin.origin[1:]
-        self._tables.lineage.names_all(origin.record, places)
+        if origin is not None:
+            self._tables.lineage.names_new(origin, missing)
 
     def count_run(self, sent: ForwardedTask) -> None:
         """Count that a forwarded task begins again, if it can be made to run for its values, too."""

@@ -365,6 +365,37 @@ def is_missing(Client client, Ref ref):
     return _is_missing(client.x.entries + ref.index, a64_load_acq(frt_state(&client.x, ref.index)))
 
 
+cdef bint _only_mine(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Whether this process has a reference to entry i and no other process has one."""
+    cdef uint64_t *mine = frt_mine(x, i, FRT_REFS)
+    cdef uint64_t *bits
+    cdef uint32_t w
+    for w in range(frt_words(x)):
+        bits = frt_bits(x, i, FRT_REFS, w)
+        if a64_load_sc(bits) != (x.me_bit if bits == mine else 0):
+            return False
+    return True
+
+
+def only_here(Client client, list refs):
+    """Return the positions in a list of the references whose objects nothing holds but this process.
+
+    The uplink asks for the objects of other nodes, which it releases there once nothing here uses them.
+
+    A hold moves from a reference to a task or container, or back. It is looked for among the references twice, before
+    and after the others, so one move is never missed.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef Ref ref
+    client.ensure()
+    found = []
+    for k, ref in enumerate(refs):
+        ref_use(client, ref)
+        if _only_mine(x, ref.index) and a32_load_sc(&x.entries[ref.index].counted) == 0 and _only_mine(x, ref.index):
+            found.append(k)
+    return found
+
+
 def sources(Client client):
     """List the remote values in the table.
 
