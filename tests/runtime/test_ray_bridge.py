@@ -214,6 +214,37 @@ def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
     wait_until(listens, "the head's new store listens at the old address", PATIENCE_S)
 
 
+def test_link_of_the_schedulers_own_node_is_a_unix_socket_also_after_a_kill(runtime, client, wait_until):
+    def scheduler():
+        children = psutil.Process(runtime.head.pid).children(recursive=True)
+        return next((one for one in children if serves(one)), None)
+
+    def serves(process):
+        with contextlib.suppress(psutil.Error):
+            return any(one.laddr.endswith("/link.sock") for one in process.net_connections("unix") if one.laddr)
+        return False
+
+    def is_linked():
+        found = scheduler()
+        ends = [] if found is None else found.net_connections("unix")
+        return sum(str(one.laddr).endswith("/link.sock") for one in ends) >= 2  # one listens
+
+    wait_until(is_linked, "the bridge is linked", PATIENCE_S)
+    killed = scheduler()
+    killed.kill()
+    wait_until(lambda: scheduler() not in (None, killed) and is_linked(), "it is linked to the next one", PATIENCE_S)
+
+    def both_are_known():
+        with contextlib.suppress(SchedulerError):
+            table = client.info().function_table
+            return "exported_work.square" in table and len(table["exported_work.square"].workerid) >= 2
+        return False
+
+    wait_until(both_are_known, "both nodes have registered again", PATIENCE_S)
+    (first,) = submit(client, "square", 9)
+    assert fetch(runtime, wait_until, first).int_data.data == 81
+
+
 def test_store_refuses_a_caller_without_a_certificate(runtime):
     request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
     with grpc.insecure_channel(runtime.stores[0]) as channel:

@@ -24,7 +24,8 @@ class Linked:
     def __init__(self, scheduler: Scheduler, token: str | None = None) -> None:
         self.orders: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.scheduler = scheduler
-        self.link = SchedulerLink(scheduler.address, self._take, token)
+        local = scheduler.options.local_socket
+        self.link = SchedulerLink(scheduler.address, self._take, token, local_socket=local)
         self.client = SchedulerClient(scheduler.address, token)
         self.addresses = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
         self.link.attach(self.addresses)
@@ -57,9 +58,11 @@ class Linked:
         self.client.close()
 
 
-@pytest.fixture(params=[False, True], ids=["", "kept"])
+@pytest.fixture(params=["", "kept", "local", "local, kept"])
 def scheduler(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Scheduler]:
-    with Scheduler(SchedulerOptions(state_dir=tmp_path if request.param else None, lost_after_s=1.2)) as made:
+    local = str(tmp_path / "s.sock") if "local" in request.param else None
+    state_dir = tmp_path / "state" if "kept" in request.param else None
+    with Scheduler(SchedulerOptions(state_dir=state_dir, lost_after_s=1.2, local_socket=local)) as made:
         yield made
         made.check_invariants()
 

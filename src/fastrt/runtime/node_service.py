@@ -295,11 +295,14 @@ class Node:
             scheduler = self.addresses.get("scheduler", options.scheduler)
             settings |= {"socket": self._runtime.socket_path, "scheduler": scheduler, "export": list(options.export)}
             settings |= {"workers": options.config.num_workers}
+            settings |= {"local_socket": self._local_socket if "scheduler" in self.addresses else None}
         elif name in ("head", "standby"):
             settings |= {"own": self.session, "first": self.head} if name == "standby" else {"own": "", "first": ""}
         else:
             if name == "metrics":
                 settings |= {"socket": self._runtime.socket_path}
+            elif name == "scheduler":
+                settings |= {"local_socket": self._local_socket}
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
             settings |= {"accept_loss": options.accept_loss and name not in self._children}  # at the first start only
@@ -313,6 +316,11 @@ class Node:
     @property
     def _name(self) -> str:
         return self._options.name or socket.gethostname()
+
+    @property
+    def _local_socket(self) -> str:
+        """Where this node's scheduler and its bridge meet: in the session's folder, as the daemon."""
+        return str(Path(self._runtime.socket_path).with_name("link.sock"))
 
     def _token(self) -> Path:
         """The file with the cluster's token; created if this is the head and no token was given."""

@@ -158,7 +158,9 @@ class Bridge:
         try:
             client = SchedulerClient(settings["scheduler"], access.bearer, credentials, identity=identity)
             self._scheduler = stack.enter_context(client)
-            self._link = SchedulerLink(settings["scheduler"], self._on_orders, access.bearer, credentials, identity)
+            self._link = SchedulerLink(
+                settings["scheduler"], self._on_orders, access.bearer, credentials, identity, settings["local_socket"]
+            )
             stack.callback(self._link.close)
             self._server = ObjStoreServer(
                 store,
@@ -200,11 +202,11 @@ class Bridge:
         while not self._ended.is_set():
             before, since = self._reports, time.monotonic()
             try:
-                self._link.attach([self.address, *self._by_address])
+                is_new = self._link.attach([self.address, *self._by_address])
                 if not known:
                     self._register()
                     known = True
-                elif away:
+                elif away or is_new:  # or it was away for so short a time that no call has failed
                     if not self._is_known():
                         _log.warning("the scheduler has forgotten this node; the bridge restarts to register again")
                         os.kill(os.getpid(), signal.SIGTERM)
@@ -401,8 +403,8 @@ def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM arrives.
 
     Args:
-        argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), workers, export (modules),
-            identity, tls, insecure.
+        argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), local_socket (of a scheduler
+            of this node, or null), workers, export (modules), identity, tls, insecure.
     """
     settings = read_object(argument, "the settings of the bridge", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")

@@ -29,8 +29,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: kind ("coordinator", "scheduler" or "metrics"), listen (address), state_dir (path or null),
-            accept_loss, identity, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`), for
-            metrics socket (of the node's daemon).
+            accept_loss, identity, tls, insecure; for a scheduler local_socket (its path), for a coordinator job
+            (settings of `CoordinatorOptions`), for metrics socket (of the node's daemon).
     """
     settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -61,6 +61,7 @@ def _service(settings: dict[str, Any]) -> Any:
                 credentials=access.tls.channel_credentials() if access.tls else None,
                 state_dir=settings["state_dir"],
                 accept_loss=settings["accept_loss"],
+                local_socket=settings["local_socket"],
             )
         )
     from fastrt.coordination import Coordinator, CoordinatorOptions, Front

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import grpc
 
 from fastrt.errors import FastrtError
-from fastrt.net.grpc.caller import open_caller
+from fastrt.net.grpc.caller import Caller, open_caller
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.identity import Identity
+from fastrt.net.local_calls import LocalCaller
 from fastrt.scheduler.wire import ATTACH, CLASSES, EXCHANGE, LINK, REFS_MAX, SERVICE, LinkAnswer
 
 _PROBE_S = 2.0
@@ -187,6 +188,7 @@ class SchedulerLink:
         on_orders: called with the name of the stream and the scheduler's calls, each with `number`, `address`, `path`
             and `body`, on this object's thread; it must not block.
         token, credentials, identity: as for `SchedulerClient`.
+        local_socket: of a scheduler on this machine that serves there; the others are not used then.
     """
 
     def __init__(
@@ -196,11 +198,15 @@ class SchedulerLink:
         token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         identity: Identity | None = None,
+        local_socket: str | None = None,
     ) -> None:
         options: Sequence[tuple[str, Any]] = ()
         if identity is not None:
             credentials, options, token = identity.channel_credentials(), identity.channel_options(), None
-        self._caller = open_caller(address, credentials, options, bearer(token) if token is not None else ())
+        if local_socket is not None:
+            self._caller: Caller = LocalCaller(local_socket, [ATTACH, EXCHANGE])
+        else:
+            self._caller = open_caller(address, credentials, options, bearer(token) if token is not None else ())
         self._on_orders = on_orders
         self._lock = threading.Lock()
         self._requests: list[_Request] = []
@@ -223,15 +229,18 @@ class SchedulerLink:
         self._thread.join()
         self._caller.close()
 
-    def attach(self, addresses: Sequence[str]) -> None:
+    def attach(self, addresses: Sequence[str]) -> bool:
         """Get the scheduler's calls to these addresses from now on; does nothing while that is so.
 
         Returns once the scheduler has answered, or after a few seconds: then its calls go to the ports for a while.
         More addresses than before are added to the stream that there is, without a wait.
+
+        Returns:
+            Whether the stream is a new one: the scheduler may be another one than before.
         """
         with self._lock:
             if self._no_batches:
-                return
+                return False
             more = sorted(frozenset(addresses) - self._addresses)
             self._addresses |= frozenset(addresses)
             if self._attached and more:
@@ -240,11 +249,12 @@ class SchedulerLink:
         if was_attached:
             if more:
                 self._caller.call(EXCHANGE, batch.SerializeToString(), _TIMEOUT_S, lambda code, message, body: None)
-            return
+            return False
         self._answered.clear()
         body = LINK["Attach"][0](address=addresses).SerializeToString()
         self._caller.stream(ATTACH, body, self._receive, self._ended)
         self._answered.wait(_ATTACH_S)
+        return True
 
     def call(self, method: str, done: Callable[[SchedulerError | None], None] | None = None, **fields: Any) -> None:
         """Make a call after those before; `send` sends it.

@@ -40,6 +40,7 @@ from fastrt.net.grpc.caller import Caller, open_caller
 from fastrt.net.grpc.channel import bearer
 from fastrt.net.grpc.contract import Stream
 from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.local_calls import LocalCall
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Event
 from fastrt.scheduler.liveness import is_closed
@@ -129,7 +130,7 @@ class _Sent:
 class Link:
     """A stream to a process of fastrt that serves some addresses. `Outgoing` guards it."""
 
-    def __init__(self, stream: Stream, addresses: Iterable[str]) -> None:
+    def __init__(self, stream: Stream | LocalCall, addresses: Iterable[str]) -> None:
         self.name = secrets.randbits(63)
         self.stream = stream
         self.addresses = frozenset(addresses)
@@ -241,7 +242,7 @@ class Outgoing:
                     link.flush()
                 self._unsent.clear()
 
-    def attach(self, stream: Stream, addresses: Iterable[str]) -> Link:
+    def attach(self, stream: Stream | LocalCall, addresses: Iterable[str]) -> Link:
         """Make calls to these addresses over a stream from now on."""
         link = Link(stream, addresses)
         with self._lock:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
 from fastrt.net.grpc.server import open_server
 from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
+from fastrt.net.local_calls import LocalCall, LocalServer, Wire
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
 from fastrt.scheduler.holdings import Holdings
@@ -78,6 +80,8 @@ class SchedulerOptions:
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
         accept_loss: continue with the readable part of a damaged `state_dir`; see `Journal`.
+        local_socket: where processes of this user on this machine attach links without gRPC, in a private folder; None:
+            nowhere.
         state_dir: directory that keeps references, counts, aliases, functions, workers, stores and calls over
             restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
@@ -96,6 +100,7 @@ class SchedulerOptions:
     state_dir: str | os.PathLike[str] | None = None
     accept_loss: bool = False
     power: bool = False
+    local_socket: str | None = None
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0
     delivery_timeout_s: float = 600.0
@@ -116,9 +121,17 @@ class SchedulerOptions:
 
 @dataclass
 class _Batch:
-    """A call of `Link.Exchange`: its number, its reply, and how many of its calls have no answer yet."""
+    """A call of `Link.Exchange`.
 
-    call: int
+    Attributes:
+        finish: answers it: called with code, message and body.
+        connection: over which it has come.
+        reply: its reply.
+        left: how many of its calls have no answer yet.
+    """
+
+    finish: Callable[[int, str, bytes], object]
+    connection: Any
     reply: Any
     left: int
 
@@ -169,6 +182,7 @@ class Scheduler:
         paths = [*METHODS, EXCHANGE, LOCATE, CHECK_PATH]
         streams = {ATTACH: self._on_attach, **self._standard.streams}
         self._server = open_server(self, paths, streams, MESSAGE_BYTES_MAX, authorize)
+        self._local: LocalServer | None = None
 
     def __enter__(self) -> Scheduler:
         self.start()
@@ -199,6 +213,8 @@ class Scheduler:
         )
         self._resume()
         self._server.start()
+        if options.local_socket is not None:
+            self._local = LocalServer(options.local_socket, [self._attach, self._on_local_exchange])
         _log.info("scheduler on %s", self.address)
 
     def _shown(self) -> tuple[str | None, grpc.ChannelCredentials | None, tuple[tuple[str, Any], ...]]:
@@ -214,6 +230,8 @@ class Scheduler:
         self._standard.set_serving(False)
         if self._outgoing is not None:
             self._outgoing.stop()  # first: a link that ends with the server must not have its calls repeated
+        if self._local is not None:
+            self._local.close()
         self._server.stop()
         with self._lock:
             if self._log is not None and self._broken is None:
@@ -241,7 +259,7 @@ class Scheduler:
             self._server.finish(call, code, message, answer)
             return
         if method == EXCHANGE:
-            self._exchange(call, body)
+            self._exchange(partial(self._server.finish, call), self._server.peer(call), body, self._log is None)
             return
         if method == LOCATE:
             with self._lock:
@@ -269,19 +287,32 @@ class Scheduler:
         self._paths[call] = method
         self._handle(event, (method, body))
 
-    def _exchange(self, call: int, body: bytes) -> None:
-        """Take a batch of a link: the answers to orders, then calls, in order."""
+    def _on_local_exchange(self, call: LocalCall, body: bytes) -> None:
+        self._exchange(call.finish, call.connection, body, True)
+        assert self._outgoing is not None
+        self._outgoing.flush()
+
+    def _exchange(
+        self, finish: Callable[[int, str, bytes], object], connection: Any, body: bytes, settles: bool
+    ) -> None:
+        """Take a batch of a link: the answers to orders, then calls, in order.
+
+        Args:
+            finish, connection: as in `_Batch`.
+            body: the request.
+            settles: whether the effects are carried out now; else `on_idle` does it.
+        """
         outgoing = self._outgoing
         assert outgoing is not None
         try:
             request = LINK["Exchange"][0].FromString(body)
         except DecodeError as error:
-            self._refuse(call, Failure(Code.INVALID_ARGUMENT, f"{EXCHANGE}: {error}"))
+            finish(int(Code.INVALID_ARGUMENT), f"{EXCHANGE}: {error}", b"")
             return
         if request.address:
             outgoing.extend(request.link, request.address)
         facts = outgoing.take_answers(request.link, request.answer)
-        batch = _Batch(call, LINK["Exchange"][1](), len(request.call))
+        batch = _Batch(finish, connection, LINK["Exchange"][1](), len(request.call))
         with self._lock:
             for fact in facts:
                 self._handle(fact, None)
@@ -292,34 +323,33 @@ class Scheduler:
                     self._take(self._next_part, each.path, each.body)
                 else:
                     self._refuse(self._next_part, Failure(Code.UNIMPLEMENTED, f"There is no method {each.path} here."))
-            if self._log is None:
+            if settles:
                 self._settle()
         if not request.call:
-            self._server.finish(call)
+            finish(_OK, "", b"")
 
     def _on_attach(self, stream: Stream) -> None:
+        """Wait for the addresses of a link, the stream's only message."""
+
+        def receive(body: bytes | None) -> None:
+            if body is not None:
+                stream.receiver = lambda body: None
+                self._attach(stream, body)
+
+        stream.receiver = receive
+
+    def _attach(self, stream: Stream | LocalCall, body: bytes) -> None:
         """Send the calls to some addresses over a stream, as long as it lasts."""
         outgoing = self._outgoing
         assert outgoing is not None
-
-        def receive(body: bytes | None) -> None:
-            if body is None:
-                return
-            try:
-                addresses = LINK["Attach"][0].FromString(body).address
-            except DecodeError as error:
-                stream.finish(int(Code.INVALID_ARGUMENT), f"{ATTACH}: {error}")
-                return
-            link = outgoing.attach(stream, addresses)
-            stream.send(LINK["Attach"][1](link=link.name).SerializeToString())
-
-            def closed() -> None:
-                stream.receiver = lambda body: None
-                outgoing.detach(link)
-
-            stream.receiver, stream.on_closed = lambda body: None, closed
-
-        stream.receiver = receive
+        try:
+            addresses = LINK["Attach"][0].FromString(body).address
+        except DecodeError as error:
+            stream.finish(int(Code.INVALID_ARGUMENT), f"{ATTACH}: {error}")
+            return
+        link = outgoing.attach(stream, addresses)
+        stream.send(LINK["Attach"][1](link=link.name).SerializeToString())
+        stream.on_closed = partial(outgoing.detach, link)
 
     def on_cancel(self, call: int) -> None:
         """Forget a call that waits for an object; others are carried out, whether their caller waits or not."""
@@ -348,7 +378,9 @@ class Scheduler:
         refused = bool(effects) and isinstance(effects[0], Answer) and isinstance(effects[0].value, Failure)
         if not refused:
             asked = event.call if isinstance(event, ev.Call) else 0
-            connection = self._server.peer(self._batches[asked][0].call if asked < 0 else asked) if asked else None
+            connection = None
+            if asked:
+                connection = self._batches[asked][0].connection if asked < 0 else self._server.peer(asked)
             self._holdings.note(event, effects, connection, self._state.tasks)
             self._watch_leaving()
         if log is not None and not refused and (wire is None or METHODS[wire[0]].changes):
@@ -378,7 +410,7 @@ class Scheduler:
         """Drop the counts that dead peers held."""
         with self._lock:
             self._is_watching = False
-            for counts in self._holdings.dead(self._server.is_open):
+            for counts in self._holdings.dead(self._is_open):
                 refs = self._state.objects.refs
                 alive = {ref: min(count, refs.count(ref)) for ref, count in counts.items() if refs.is_alive(ref)}
                 held = [ref for ref, count in alive.items() for _ in range(count)]
@@ -392,6 +424,9 @@ class Scheduler:
             if not self._holdings.is_waiting():
                 self._look_s = _LOOK_S
             self._watch_leaving()
+
+    def _is_open(self, connection: Any) -> bool:
+        return not connection.has_ended if isinstance(connection, Wire) else self._server.is_open(connection)
 
     def _has_room(self, log: EventLog, body_bytes: int) -> bool:
         """Whether a request and the records of its effects can be kept."""
@@ -498,7 +533,7 @@ class Scheduler:
         answer.code, answer.message, answer.body = code, message, body
         batch.left -= 1
         if not batch.left:
-            self._server.finish(batch.call, body=batch.reply.SerializeToString())
+            batch.finish(_OK, "", batch.reply.SerializeToString())
 
     def _authorize(self, method: str, metadata: Metadata) -> str | None:
         assert self.options.token is not None
