@@ -448,6 +448,8 @@ class _Fetch:
             sealed = native.offers.read(self.receipt.objref)
         except FastrtError as exc:
             refused = exc.with_traceback(None)
+            if not native.process.alive:  # it was killed while this thread waited for a spilled value
+                refused = TransferError("the connection was reset")
             world.after(network.delay(host, process.host), lambda: self.end(refused))
             return
         copy = _Copy(bytes(sealed.pin), sealed.kind, sealed.is_error)

@@ -8,6 +8,7 @@ waiting thread are the simulator's. Workers, the processes of actors and drivers
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -364,6 +365,8 @@ class Node:
         if seen != self._seen:
             self._seen = seen
             self.admission.refresh()
+        with contextlib.suppress(BlockingIOError):  # else an actor that waited has its arguments now
+            self.admission.on_news(self.admission.news)
         if self._actors_wanted or self._refresh_wanted:
             self.tend_actors()
         self._in_step = False
