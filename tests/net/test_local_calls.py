@@ -129,7 +129,7 @@ def test_closed_caller_makes_no_calls(served: Served, path: str) -> None:
 
 
 def test_both_ends_may_send_much_before_either_reads(path: str) -> None:
-    """With blocking writes on the threads that read, both would wait for each other for ever."""
+    """The thread that reads never blocks in a write: the other end may not read until this one has read."""
     count, size = 60, 1 << 20
     go = threading.Event()
 
@@ -151,6 +151,17 @@ def test_both_ends_may_send_much_before_either_reads(path: str) -> None:
         go.set()
         assert [answers.get(timeout=WAIT_S) for _ in range(2 * count)] == [(0, size + 1)] * (2 * count)
     server.close()
+
+
+def test_peer_that_does_not_read_is_given_up_once_too_much_waits_for_it(served: Served, path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(path)
+        peer.sendall(struct.pack("<IIQ", 0, 1, 1))  # it opens a stream
+        stream = served.streams.get(timeout=WAIT_S)
+        for _ in range(9):
+            stream.send(bytes(8 << 20))
+        assert stream.connection.has_ended
+        assert served.closed.get(timeout=WAIT_S) == b""
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastrt.cluster.daemon_link import _ROWS_MAX, Orders, _batches
+from fastrt.cluster.daemon_link import Orders, _batches
 from fastrt.store.join import Link
 from fastrt.store.messages import (
     BYTES_MAX,
+    OBJECTS_MAX,
     ClusterNodes,
     HeldObject,
     Holds,
@@ -64,7 +65,7 @@ def test_news_of_many_objects_goes_in_few_messages_and_in_order():
     async def run():
         with connected() as (orders, daemon):
             assert isinstance(daemon.receive(20.0), ClusterNodes)
-            for k in range(_ROWS_MAX + 2):
+            for k in range(OBJECTS_MAX + 2):
                 orders.keep("a", SimpleNamespace(objref=k, index=k))
             for k in range(3):
                 orders.release("a", k)
@@ -76,8 +77,8 @@ def test_news_of_many_objects_goes_in_few_messages_and_in_order():
             await turn()
             found = [daemon.receive(20.0) for _ in range(6)]
             assert [type(one) for one in found] == [KeepObjects, KeepObjects, ReleaseObjects, KeepObjects, Holds, Holds]
-            assert [len(one.objects) for one in found] == [_ROWS_MAX, 2, 3, 1, 1, 2]
-            assert found[1].objects == [KeptObject(_ROWS_MAX + k, _ROWS_MAX + k) for k in range(2)]
+            assert [len(one.objects) for one in found] == [OBJECTS_MAX, 2, 3, 1, 1, 2]
+            assert found[1].objects == [KeptObject(OBJECTS_MAX + k, OBJECTS_MAX + k) for k in range(2)]
             assert (found[3].node, found[3].objects) == ("a", [KeptObject(1, 9)])
             assert (found[5].node, found[5].objects) == ("b", [HeldObject(1, 100), HeldObject(1, 0)])
             orders.keep_now("a", SimpleNamespace(objref=7_000_000, index=1))  # before the loop's next turn

@@ -22,6 +22,7 @@ from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
 from fastrt.store.messages import (
     BYTES_MAX,
+    OBJECTS_MAX,
     ClusterNodes,
     Forward,
     HeldObject,
@@ -39,7 +40,6 @@ from fastrt.store.messages import (
 
 _About = KeepObjects | ReleaseObjects | Holds
 _LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
-_ROWS_MAX = 5000  # about objects, in one message
 _A_CHARACTER, _A_NUMBER, _A_ROW = 6, 24, 100  # bytes of JSON, at most
 
 
@@ -200,7 +200,7 @@ class Orders:
         message: Any = None
         while self._changes:
             about, node, row = self._changes.popleft()
-            if message is None or (type(message), message.node) != (about, node) or len(message.objects) == _ROWS_MAX:
+            if message is None or (type(message), message.node) != (about, node) or len(message.objects) == OBJECTS_MAX:
                 if message is not None:
                     self._daemon.send(message)
                 message = about(node, [])

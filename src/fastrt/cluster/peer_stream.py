@@ -334,7 +334,7 @@ class Exchange:
     def holds(self, refs: list[ObjectRef]) -> int:
         """Return how many bytes of these objects the peer already has."""
         there = [ref for ref in refs if self.references.has(ref.objref)]
-        return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
+        return sum(spill.size(self._client, ref.index) for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
         accepted = None if self.closed else self.ledger.find_accepted(number)

@@ -81,6 +81,7 @@ class Wire:
                     return  # the thread notices the end
             if sent < len(frame):
                 self._unsent += frame[sent:]
+                self.has_ended = len(self._unsent) > _BACKLOG_BYTES_MAX
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class Wire:
                 return True
             except OSError:
                 return False
-            return len(self._unsent) <= _BACKLOG_BYTES_MAX
+            return True
 
     def _read(self, received: bytearray) -> bool:
         """Read what there is, and pass on the frames that are complete; False at the end."""

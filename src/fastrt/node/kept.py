@@ -22,6 +22,7 @@ from fastrt.errors import FastrtError
 from fastrt.folders import read_private, replace_private
 from fastrt.store.join import Link
 from fastrt.store.messages import (
+    OBJECTS_MAX,
     KeepObjects,
     KeptObject,
     KeptObjects,
@@ -34,7 +35,6 @@ from fastrt.store.messages import (
 )
 
 _PATIENCE_S = 60.0  # without an uplink: longer than the other nodes wait
-_ROWS_MAX = 5000  # of one message
 _HEADS = "heads.json"  # in the session's folder
 
 
@@ -134,8 +134,8 @@ class KeptObjectTable:
         for (node, objref), ref in self._refs.items():
             rows.setdefault(node, []).append(KeptObject(objref, ref.index))
         for node, kept in rows.items():
-            for at in range(0, len(kept), _ROWS_MAX):
-                link.post(KeptObjects(node, kept[at : at + _ROWS_MAX]))
+            for at in range(0, len(kept), OBJECTS_MAX):
+                link.post(KeptObjects(node, kept[at : at + OBJECTS_MAX]))
 
     def _hand_over(self) -> None:
         """Pass the stand-ins to the uplink; any list makes it look for those that it has got."""

@@ -41,6 +41,7 @@ else:
 
 
 BYTES_MAX = 1 << 20  # of one message that is sent; longer values are split or left out
+OBJECTS_MAX = 5000  # rows about objects in one message
 ANSWER_BYTES_MAX = 16 << 20  # of one that lists what a node has: 100,000 placement groups
 
 U32 = Annotated[int, range(1 << 32)]
