@@ -1,7 +1,10 @@
 """Calls between two processes of one user on this machine, over a Unix socket."""
 
 import contextlib
+import os
 import queue
+import resource
+import select
 import socket
 import stat
 import struct
@@ -59,6 +62,19 @@ def ask(caller: LocalCaller, path: str, body: bytes, timeout_s: float = WAIT_S) 
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     caller.call(path, body, timeout_s, lambda *answer: answers.put(answer))
     return answers.get(timeout=WAIT_S)
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open so many more descriptors, 0 or 1."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_calls_are_answered_by_bodies_or_errors(served: Served, caller: LocalCaller) -> None:
@@ -184,3 +200,19 @@ def test_connection_that_breaks_the_rules_ends_alone(
 def test_unknown_method_is_refused(served: Served, path: str) -> None:
     with contextlib.closing(LocalCaller(path, [*METHODS, "/more"])) as caller:
         assert ask(caller, "/more", b"") == (12, "there is no method 3 here", b"")
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_call_without_descriptors_fails_and_the_next_one_is_answered(served: Served, path: str, left: int) -> None:
+    with contextlib.closing(LocalCaller(path, METHODS)) as caller:
+        with descriptors_left(left):
+            assert ask(caller, "/echo", b"x") == (14, f"{path}: Too many open files", b"")
+        assert ask(caller, "/echo", b"x") == (0, "", b"x")
+
+
+def test_server_without_descriptors_serves_later_connections(served: Served, path: str, caller: LocalCaller) -> None:
+    refused = socket.socket(socket.AF_UNIX)
+    with refused, descriptors_left(0):  # the server is in accept(2), which has one already, and needs another
+        refused.connect(path)
+        select.select([refused], [], [], 1.0)
+    assert ask(caller, "/echo", b"x") == (0, "", b"x")

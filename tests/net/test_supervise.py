@@ -49,6 +49,19 @@ def test_child_ends_as_python_does_but_leaves_its_objects_to_the_kernel(start):
     assert child.returncode == 0
 
 
+def test_child_that_loses_a_thread_by_an_error_says_so_and_ends_as_if_killed(start):
+    child = start(
+        "import fastrt.net.supervise as supervise, threading; supervise.fail_with_threads('service'); "
+        "thread = threading.Thread(target=eval, args=['1 / 0']); thread.start(); thread.join(); print('goes on'); "
+        "sys.stdin.read()",
+        stderr=PIPE,
+    )
+    out, err = child.communicate(timeout=20)
+    assert (child.returncode, out) == (-signal.SIGKILL, b"")
+    assert b"fastrt: the service failed, and another takes its place: ZeroDivisionError(" in err
+    assert b"Traceback" in err
+
+
 def test_child_stays_in_the_session_of_the_terminal_if_asked(start):
     child = start("import os; print(os.getsid(0))", new_session=False)
     assert int(child.stdout.read()) == os.getsid(0)

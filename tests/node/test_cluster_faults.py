@@ -11,6 +11,7 @@ import pytest
 
 import fastrt
 from fastrt.net.grpc.identity import new_token
+from fastrt.store import join
 from support.cluster import START, RunningNode
 
 
@@ -38,6 +39,29 @@ def test_a_killed_uplink_loses_nothing(pair, wait_until):
             lambda victim=victim, dead=dead: victim.child("fastrt.runtime.uplink") not in (None, dead), "another"
         )
     assert fastrt.get(refs, timeout=60) == list(range(1, 201))
+
+
+def test_uplink_that_can_open_no_files_waits_for_the_next_daemon_until_it_can(pair, wait_until):
+    """It heard nothing from a daemon any more: the thread that connects to the next one had ended."""
+    head = pair[0]
+    uplink = head.child("fastrt.runtime.uplink")
+    before = uplink.rlimit(psutil.RLIMIT_NOFILE)
+    uplink.rlimit(psutil.RLIMIT_NOFILE, (1, before[1]))
+
+    def daemons():
+        return [one for one in head.processes() if one.name() == "fastrt-daemon"]
+
+    (dead,) = daemons()
+    dead.kill()
+    wait_until(lambda: daemons() not in ([], [dead]) and join.answers(head.note.socket_path), "another daemon")
+    uplink.rlimit(psutil.RLIMIT_NOFILE, before)
+
+    @fastrt.remote(num_cpus=2)  # the head's node has no CPUs, and its daemon forwards the task by the uplink
+    def both():
+        return "ran"
+
+    assert fastrt.get(both.remote(), timeout=30) == "ran"
+    assert head.child("fastrt.runtime.uplink") == uplink
 
 
 def test_a_lost_node_costs_nothing_but_time(pair, start):

@@ -25,6 +25,9 @@ from fastrt.store.messages import (
     write_message,
 )
 
+# The thread that reads ends with the daemon, and with it the process of an uplink.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 def test_rows_of_many_nodes_are_divided_into_messages_that_can_be_read():
     labels = {f"label {k} " + "é" * 100: "ü" * 100 for k in range(60)}

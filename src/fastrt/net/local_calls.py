@@ -219,13 +219,14 @@ class LocalCaller:
         if self._closed:
             return None, "this connection is closed"
         if self._wire is None or self._wire.has_ended:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.connect(self._path)
-            except OSError as error:
-                sock.close()
-                return None, f"{self._path}: {error.strerror}"
-            self._wire = Wire(sock, self._on_frame, self._on_end, self._on_tick)
+            with contextlib.ExitStack() as stack:
+                try:
+                    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                    sock.connect(self._path)
+                    self._wire = Wire(sock, self._on_frame, self._on_end, self._on_tick)
+                except OSError as error:
+                    return None, f"{self._path}: {error.strerror}"
+                stack.pop_all()
             self._wire.start()
         return self._wire, ""
 
@@ -331,7 +332,11 @@ class LocalServer:
                 if not self._closed:
                     time.sleep(_TICK_S)  # no descriptor is left
                 continue
-            wire = Wire(sock, self._on_frame, self._on_end)
+            try:
+                wire = Wire(sock, self._on_frame, self._on_end)
+            except OSError:  # the same
+                sock.close()
+                continue
             with self._lock:
                 self._streams[wire] = []
             wire.start()

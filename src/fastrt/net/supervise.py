@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
@@ -119,6 +120,27 @@ def leave() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
+
+
+def fail(what: str, error: BaseException | None) -> NoReturn:
+    """Report an error that this process does not know, and end it as a kill does: its starter starts another one.
+
+    Args:
+        what: this process, for the message.
+        error: the exception.
+    """
+    try:
+        sys.stderr.write(f"fastrt: the {what} failed, and another takes its place: {error!r}\n")
+        traceback.print_exception(error)
+        sys.stderr.flush()
+    finally:  # also where the report needs memory or a descriptor that it does not get
+        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)  # not reached
+
+
+def fail_with_threads(what: str) -> None:
+    """Have an error that ends a thread end this process, too; see `fail`. Without the thread it would stand still."""
+    threading.excepthook = lambda failed: fail(what, failed.exc_value)
 
 
 def interpreter_flags() -> list[str]:

@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 from fastrt.config import Config, raise_descriptors
-from fastrt.net.supervise import take_settings
+from fastrt.net.supervise import fail, take_settings
 from fastrt.node.daemon import Daemon, ZygoteEndedError
 from fastrt.node.worker_pool import Pool
 
@@ -63,15 +63,9 @@ def _give_place(daemon: Daemon, starter: socket.socket, error: BaseException | N
 
     The records of the session are in the arena. So another daemon can take it over, at any moment, as after a kill.
     """
-    is_replaced = not daemon.ends_session and _is_there(starter)
-    try:
-        if is_replaced:
-            sys.stderr.write(f"fastrt: the node daemon failed, and another takes its place: {error!r}\n")
-        traceback.print_exception(error)
-        sys.stderr.flush()
-    finally:  # also where the report needs memory or a descriptor that it does not get
-        if is_replaced:
-            os.kill(os.getpid(), signal.SIGKILL)
+    if not daemon.ends_session and _is_there(starter):
+        fail("node daemon", error)
+    traceback.print_exception(error)
 
 
 def _is_there(starter: socket.socket) -> bool:

@@ -415,6 +415,7 @@ def main(argument: str) -> None:
         runtime = Attached(config, settings["socket"], settings["workers"])
         store_client.set_store(runtime._store)
         assert runtime._store is not None
+        supervise.fail_with_threads("bridge")
         with Bridge(runtime._store, settings) as bridge:
             supervise.announce(bridge.address)
             supervise.wait_for_starter()

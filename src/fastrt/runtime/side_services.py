@@ -36,6 +36,8 @@ def main(argument: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: sys.exit(0))
+    if settings["kind"] == "scheduler":  # its peers register again; a coordinator's state may end with its process
+        supervise.fail_with_threads(settings["kind"])
     try:
         with _service(settings) as service:
             supervise.announce(service.address)

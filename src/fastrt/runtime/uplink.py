@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 from fastrt.cluster.questions import Answer, Question
 from fastrt.cluster.uplink import Uplink
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net import supervise
 from fastrt.net.grpc import streams
 from fastrt.store import join
 from fastrt.store.client import Store
+
+_WHAT = "uplink"
 
 
 def main(argument: str) -> None:
@@ -30,6 +34,7 @@ def main(argument: str) -> None:
         daemon = join.Lasting(settings["socket"], link)
 
         async def run() -> None:
+            asyncio.get_running_loop().set_exception_handler(_on_error)
             store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
             store.serves, store.socket_path = True, settings["socket"]
 
@@ -40,8 +45,21 @@ def main(argument: str) -> None:
 
             await Uplink(store, settings, access, daemon, answer).run()
 
+        supervise.fail_with_threads(_WHAT)
         asyncio.run(run())
         client.close()
     except FastrtError as exc:
         sys.stderr.write(f"fastrt: the uplink ends: {exc}\n")
         sys.exit(1)
+
+
+def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End this process if a callback of fastrt failed: what it was to do is not done, and a new uplink does it.
+
+    gRPC's own callbacks may fail without harm: two loops compete for one descriptor (grpc/grpc#25364).
+    """
+    error, handle = context.get("exception"), context.get("handle")
+    if error is None or handle is None or isinstance(error, BlockingIOError):
+        loop.default_exception_handler(context)
+    else:
+        supervise.fail(_WHAT, error)

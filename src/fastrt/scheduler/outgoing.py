@@ -373,10 +373,11 @@ class Outgoing:
             while self._later and self._later[0][0] <= now:
                 due.append(heapq.heappop(self._later)[2])
             closing, self._closing = self._closing, []
-        for caller in closing:
-            caller.close()
-        for work in due:
-            work()
+        for work in [*(caller.close for caller in closing), *due]:
+            try:
+                work()
+            except Exception:
+                _log.exception("work that was due failed")
         self.flush()
         with self._lock:
             return self._later[0][0] if self._later else math.inf

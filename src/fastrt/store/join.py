@@ -260,7 +260,10 @@ def inquire(path: str, question: Message, answer: type[M], timeout_s: float = 10
 
 def _ask(path: str, timeout_s: float, question: Message, expected: type[M]) -> tuple[Link, M]:
     """Connect and send the first message; return the connection and the daemon's answer."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as exc:
+        raise AttachError(f"this process cannot connect to the node daemon at {path}: {exc}") from None
     try:
         sock.connect(path)
     except OSError as exc:

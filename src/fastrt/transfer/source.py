@@ -249,8 +249,8 @@ class Source:
             connection.run()
         except (OSError, EOFError):
             pass  # the taker is gone, or will notice and request again over a new connection
-        except FastrtError as exc:  # log its text only: the frames of a traceback would show the data being sent
-            self._complain(peer.host, str(exc))
+        except Exception as exc:  # log its text only: the frames of a traceback would show the data being sent
+            self._complain(peer.host, str(exc) if isinstance(exc, FastrtError) else repr(exc))
         finally:
             with self._lock:
                 self._greetings.pop(peer, None)
