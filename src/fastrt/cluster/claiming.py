@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.objects import handles
+from fastrt.cluster.absent_values import Unclaimed
 from fastrt.cluster.references import StandIn
-from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
+from fastrt.cluster.remote_values import Kept, RemoteValues, Source
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
 

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
 from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import actors, admission
 from fastrt.cluster.views import Change
+from fastrt.errors import FastrtError
 from fastrt.node.amounts import free_of
 from fastrt.node.keys import ActorKey, TaskKey, pair_of
 from fastrt.store.join import Lasting
@@ -37,6 +39,7 @@ from fastrt.store.messages import (
     Resources,
     TaskRecord,
 )
+from fastrt.store.ref import ObjectRef
 
 _About = KeepObjects | ReleaseObjects | Holds
 _LOOKING_S = 2.0  # after something was placed on another node: the next one probably follows
@@ -213,9 +216,16 @@ class Orders:
         self.heads = heads
         self._daemon.send(heads)
 
-    def adopt(self, kept: KeptObjects) -> None:
-        """Take over what the daemon holds for another node since an earlier uplink."""
-        self._kept.update({(kept.node, row.objref): row.entry for row in kept.objects})
+    def adopt(self, kept: KeptObjects) -> list[ObjectRef]:
+        """Take over what the daemon holds for a node since an earlier uplink; return these objects."""
+        refs = []
+        for row in kept.objects:
+            try:
+                refs.append(handles.acquire(self._client, row.objref, row.entry))
+                self._kept[kept.node, row.objref] = row.entry
+            except FastrtError:
+                self._add(ReleaseObjects, kept.node, row.objref)
+        return refs
 
     def drop(self, node: str) -> None:
         """Drop the orders for a node that has left: the daemon chooses other nodes for them."""
@@ -227,10 +237,7 @@ class Orders:
 
     def _listen(self) -> None:
         while True:
-            try:
-                message = self._daemon.receive()
-            except EOFError:
-                return  # the daemon is gone for good: this process ends with the next error
+            message = self._daemon.receive()  # an EOFError ends this process: no daemon comes back
             try:
                 self._loop.call_soon_threadsafe(self._on_message, message)
             except RuntimeError:

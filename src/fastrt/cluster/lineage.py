@@ -13,7 +13,9 @@ and its objects are then lost with their node.
 
 A record outlives this process. It is stored as an object that contains the references to the function and the
 arguments, and the daemon holds that object. It lists the local objects that it can make again, so the next uplink finds
-the origin of each remote value. It is stored before a value that depends on it can be seen.
+the origin of each remote value. It is stored before a value that depends on it can be seen. Objects that are named
+later are in lists, objects that contain the first one. A new list takes in those before it that are not longer, so a
+record has few lists however many values name objects one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastrt._core.objects import handles, remote
 from fastrt._core.objects.functions import function_name
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 _RECORD_BYTES = 512  # the approximate size of a record without arguments
 _REACH_MAX = 1000  # objects that are looked at to find one in the arguments of a record
+
+
+Place = tuple[int, tuple[int, ...]]  # of an object that a task can make again: the result, and the path from there
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,14 @@ class _Form:
     kind: int
     data: bytes
     dependencies: int
-    places: dict[int, tuple[int, tuple[int, ...]]]
+    places: dict[int, Place]
+
+
+class _List(NamedTuple):
+    """Places of a record that are stored apart from its form, and the object with them, which the daemon holds."""
+
+    places: Mapping[int, Place]
+    ref: ObjectRef
 
 
 @dataclass
@@ -81,6 +93,7 @@ class _Stored:
 
     Attributes:
         ref: the stored form, which the daemon holds; None: the store was full.
+        lists: the places that are not in the stored form, the longest list first.
     """
 
     arguments: dict[int, int]
@@ -88,6 +101,7 @@ class _Stored:
     form: _Form
     refs: list[ObjectRef]
     ref: ObjectRef | None = None
+    lists: list[_List] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -136,8 +150,8 @@ class Lineage:
     Attributes:
         wanted: numbers of the objects that rebuilds wait for, and how often each is waited for.
         making: the tasks of the stand-ins whose values are made again.
-        on_store: called with the stored form of a record, which another process must hold from now on.
-        on_drop: called with the number of a stored form that need not be held any more.
+        on_store: called with a part of a record that is stored, and that another process must hold from now on.
+        on_drop: called with the number of such a part that need not be held any more.
     """
 
     def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int, values: RemoteValues) -> None:
@@ -186,16 +200,30 @@ class Lineage:
         self._store_form(stored)
         return self._record(stored)
 
-    def adopt(self, ref: ObjectRef) -> None:
-        """Take over a record that an earlier uplink process of this node has stored."""
-        client = self._client
-        form = _Form(**pickle.loads(self._store.read(ref)[2]))  # safe: a process of this node wrote it
-        stored = self._stored(form, handles.contained(client, ref))
-        stored.ref = ref
-        record = self._record(stored)
-        if not submission.has_ended(client, form.task, form.id):
-            self.count_run(record)  # the earlier process had forwarded it: it begins again
-        self._values.assign({objref: Origin(record, *place) for objref, place in form.places.items()})
+    def adopt(self, objects: Iterable[ObjectRef]) -> None:
+        """Take over the records that an earlier uplink process of this node has stored: forms, and lists after them."""
+        records, origins = dict[int, Record](), dict[int, Origin]()
+        for ref in objects:
+            content = pickle.loads(self._store.read(ref)[2])  # safe: a process of this node wrote it
+            contains = handles.contained(self._client, ref)
+            if isinstance(content, dict):
+                stored = self._stored(_Form(**content), contains)
+                stored.ref = ref
+                record = records[ref.objref] = self._record(stored)
+            elif contains[0].objref in records:
+                record = records[contains[0].objref]
+                stored = self._records[weakref.ref(record)]
+                stored.form.places.update(content)
+                stored.lists.append(_List(dict(content), ref))
+            else:  # the earlier process was dropping the record
+                self.on_drop(ref.objref)
+                continue
+            origins |= {objref: Origin(record, *place) for objref, place in stored.form.places.items()}
+        for record in records.values():
+            form = self._records[weakref.ref(record)].form
+            if not submission.has_ended(self._client, form.task, form.id):
+                self.count_run(record)  # the earlier process had forwarded it: it begins again
+        self._values.assign(origins)
 
     def count_run(self, record: Record) -> None:
         """Count that a remembered task begins again, because the stream to the node that ran it has ended."""
@@ -224,12 +252,17 @@ class Lineage:
                 places[standin.ref.objref] = standin.origin.result, standin.origin.path
         self.names_all(origin.record, places)
 
-    def names_all(self, record: Record, places: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
-        """Note objects that a task can make again, by their numbers, and where: the result, and the path from there."""
+    def names_all(self, record: Record, places: Mapping[int, Place]) -> None:
+        """Note objects that a task can make again, by their numbers."""
         stored = self._records.get(weakref.ref(record))
-        if stored is not None and any(stored.form.places.get(objref) != place for objref, place in places.items()):
-            stored.form = replace(stored.form, places={**stored.form.places, **places})
+        if stored is None:
+            return
+        new = {objref: place for objref, place in places.items() if stored.form.places.get(objref) != place}
+        stored.form.places.update(new)
+        if new and stored.ref is None:
             self._store_form(stored)
+        elif new:
+            self._store_list(stored, new)
 
     def needs(self, record: Record) -> Container[int]:
         """Return the numbers of the objects that a task's arguments contain, at any depth.
@@ -254,16 +287,35 @@ class Lineage:
         return _Stored(nbytes, _RECORD_BYTES + len(form.data), form, refs)
 
     def _store_form(self, stored: _Stored) -> None:
-        """Store a record's form, in place of the one that is stored."""
-        data = pickle.dumps(vars(stored.form), 5)
-        before, stored.ref = stored.ref, None
-        with contextlib.suppress(ObjectStoreFullError):  # then the record ends with this process
-            writer = self._store.create(len(data), PICKLE, len(stored.refs), False, False)
+        """Store a record's form, in place of the one that is stored and of the lists."""
+        before = [one.ref for one in stored.lists] + ([] if stored.ref is None else [stored.ref])
+        stored.ref, stored.lists = self._store_object(vars(stored.form), stored.refs), []
+        for ref in before:
+            self.on_drop(ref.objref)
+
+    def _store_list(self, stored: _Stored, places: dict[int, Place]) -> None:
+        """Store places that are not in the stored form, in place of the lists that are not longer."""
+        assert stored.ref is not None
+        left = len(stored.lists)
+        while left and len(stored.lists[left - 1].places) <= len(places):
+            left -= 1
+            places |= stored.lists[left].places
+        ref = self._store_object(list(places.items()), [stored.ref])
+        if ref is not None:
+            before, stored.lists[left:] = stored.lists[left:], [_List(places, ref)]
+            for one in before:
+                self.on_drop(one.ref.objref)
+
+    def _store_object(self, content: Any, refs: list[ObjectRef]) -> ObjectRef | None:
+        """Store a part of a record as an object that contains these; None: the store is full, and it is not kept."""
+        data = pickle.dumps(content, 5)
+        with contextlib.suppress(ObjectStoreFullError):
+            writer = self._store.create(len(data), PICKLE, len(refs), False, False)
             writer.copy(0, data)
-            stored.ref = writer.seal(stored.refs)
-            self.on_store(stored.ref)
-        if before is not None:
-            self.on_drop(before.objref)
+            ref: ObjectRef = writer.seal(refs)
+            self.on_store(ref)
+            return ref
+        return None
 
     def _record(self, stored: _Stored) -> Record:
         """Make the record of a stored task; forget the oldest ones if all keep too much."""
@@ -322,16 +374,15 @@ class Lineage:
             if not self._arguments[objref]:
                 del self._arguments[objref]
                 self._nbytes -= nbytes
-        if stored.ref is not None:
-            self.on_drop(stored.ref.objref)
+        for ref in [one.ref for one in stored.lists] + ([] if stored.ref is None else [stored.ref]):
+            self.on_drop(ref.objref)
 
-    def find(self, objref: int) -> Origin | None:
-        """Return how an object of this node can be made again."""
-        for record, stored in self._records.items():
-            one, place = record(), stored.form.places.get(objref)
-            if one is not None and place is not None:
-                return Origin(one, *place)
-        return None
+    def origins(self) -> dict[int, Origin]:
+        """Return how objects of this node can be made again, by their numbers."""
+        every = [(record(), stored.form.places) for record, stored in self._records.items()]
+        return {
+            objref: Origin(one, *place) for one, places in every if one is not None for objref, place in places.items()
+        }
 
     def stand_in(self, task: int) -> StandInResult:
         """Return what seals a stand-in whose value has not arrived: the result of `task`."""
@@ -387,7 +438,9 @@ class Lineage:
 
     def _follow(self, made: Made, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         """Follow the path through a value that is ready: to the reference at the next place, or use the last one."""
-        self.wanted -= Counter([source.objref])
+        self.wanted[source.objref] -= 1
+        if not self.wanted[source.objref]:
+            del self.wanted[source.objref]
         try:
             if path and not handles.describe(self._client, source)["error"]:
                 contains = handles.contained(self._client, source)

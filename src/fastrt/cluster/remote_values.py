@@ -15,6 +15,7 @@ not know it any more. Then a copy in memory here becomes an ordinary value, and 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt._core.memory import arena
 from fastrt._core.objects import handles, remote, spill
+from fastrt.cluster.absent_values import AbsentNode, Unclaimed
 from fastrt.cluster.borrowing import AnyOf
 from fastrt.cluster.claims import Absence
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
@@ -84,36 +86,11 @@ class Source:
 
 
 @dataclass
-class Unclaimed:
-    """An object of another node whose stream has ended.
-
-    Attributes:
-        ref: the local object.
-        origin: how to make its value again.
-        same_as: an object of this node with its value.
-        standin: its stand-in, if its value has not arrived; None: it is a remote value.
-    """
-
-    ref: ObjectRef
-    origin: Origin | None = None
-    same_as: ObjectRef | None = None
-    standin: StandIn | None = None
-
-
-@dataclass
 class _Lost:
     """A value that is made again, or that others wait for: its origin, whose record must last until then; callbacks."""
 
     origin: Origin | None = None
     then: list[Callable[[], object]] = field(default_factory=list)
-
-
-class _Absent(Absence):
-    """A node whose stream has ended, and what it keeps for this node, by number."""
-
-    def __init__(self, node: str, why: str) -> None:
-        super().__init__(node, why, time.monotonic())
-        self.values: dict[int, list[Unclaimed]] = {}
 
 
 class RemoteValues:
@@ -136,7 +113,7 @@ class RemoteValues:
         self._client = self.client = store.client
         self._sources: dict[int, Source] = {}
         self._offers: dict[tuple[Exchange, int], list[Source]] = {}  # by stream and number
-        self._absent: dict[str, _Absent] = {}
+        self._absent: dict[str, AbsentNode] = {}
         self._lost: dict[int, _Lost] = {}
         self._shared: dict[int, Source] = {}  # those that share another one's
         self._ahead = RestoreAhead(arena.room(store.client)[2], has_files=False, at_once=_AHEAD_SHARE)
@@ -152,25 +129,22 @@ class RemoteValues:
         for index, objref, node, there in remote.sources(self._client):
             with contextlib.suppress(FastrtError):  # dropped meanwhile
                 ref = handles.acquire(self._client, objref, index)
-                absent = self._absent_node(node, "its stream to this node ended")
-                absent.values.setdefault(there, []).append(Unclaimed(ref))
+                self._absent_node(node, "its stream to this node ended").add(there, Unclaimed(ref))
 
     def assign(self, origins: Mapping[int, Origin]) -> None:
         """Set how to make unclaimed values again, by their objects' numbers."""
-        for absent in self._absent.values():
-            for values in absent.values.values():
-                for one in values:
-                    one.origin = origins.get(one.ref.objref, one.origin)
+        for one in itertools.chain(*self._absent.values()):
+            one.origin = origins.get(one.ref.objref, one.origin)
 
     def add_detached(self, node: str, number: int, standin: StandIn, why: str) -> None:
         """Have a stand-in claimed from its node, because its stream has ended before its value came."""
         unclaimed = Unclaimed(standin.ref, standin.origin, standin=standin)
-        self._absent_node(node, why).values.setdefault(number, []).append(unclaimed)
+        self._absent_node(node, why).add(number, unclaimed)
 
     def promised(self) -> set[int]:
         """Return the tasks of the stand-ins that wait for their nodes."""
-        values = (values for absent in self._absent.values() for values in absent.values.values())
-        return {one.standin.task or 0 for some in values for one in some if one.standin is not None}
+        every = itertools.chain(*self._absent.values())
+        return {one.standin.task or 0 for one in every if one.standin is not None}
 
     def share(self, one: Unclaimed, ref: ObjectRef) -> None:
         """Give a stand-in the value of another object of this node, once that has one."""
@@ -222,8 +196,7 @@ class RemoteValues:
                 Replacement(self._store, self, ref).fail(ObjectLostError(_NO_SOURCE))
 
     def _is_absent(self, objref: int) -> bool:
-        waiting = (values for absent in self._absent.values() for values in absent.values.values())
-        return any(one.ref.objref == objref for values in waiting for one in values)
+        return any(objref in absent for absent in self._absent.values())
 
     def fetch(self, objref: int, is_urgent: bool = True) -> None:
         """Fetch the bytes of a value if they are not here; `is_urgent`: a process waits for them."""
@@ -299,15 +272,14 @@ class RemoteValues:
         absent = self._absent_node(exchange.node, why)
         for source in gone:
             self._remove(source)
-            unclaimed = Unclaimed(source.ref, source.origin, source.same_as)
-            absent.values.setdefault(source.objref, []).append(unclaimed)
+            absent.add(source.objref, Unclaimed(source.ref, source.origin, source.same_as))
         if self.is_ending:
             self.lose(exchange.node, why)
 
-    def _absent_node(self, node: str, why: str) -> _Absent:
+    def _absent_node(self, node: str, why: str) -> AbsentNode:
         absent = self._absent.get(node)
         if absent is None:
-            absent = self._absent[node] = _Absent(node, why)
+            absent = self._absent[node] = AbsentNode(node, why, time.monotonic())
         return absent
 
     def _is_claimed(self, node: str) -> None:
@@ -319,18 +291,15 @@ class RemoteValues:
         if absent is None:
             return []
         needed = AnyOf(self.needed(), self._lost)
-        for number, values in list(absent.values.items()):
-            used = [one for one in values if self.is_used(one.ref, needed)]
-            for one in values:
-                if one.standin is not None and one not in used:
+        for number in absent.numbers:
+            for one in absent.pop(number):
+                if self.is_used(one.ref, needed):
+                    absent.add(number, one)
+                elif one.standin is not None:
                     self._drop(one.standin, number)
-            if used:
-                absent.values[number] = used
-            else:
-                del absent.values[number]
-        if not absent.values:
+        if not absent:
             self._is_claimed(node)
-        return list(absent.values)
+        return absent.numbers
 
     def is_used(self, ref: ObjectRef, needed: Container[int]) -> bool:
         """Return whether anything but this process uses an object; `needed`: what other nodes hold or wait for."""
@@ -347,8 +316,8 @@ class RemoteValues:
     def claimed(self, node: str, number: int) -> list[Unclaimed]:
         """Return and remove the values that a node keeps under a number, because it has answered a claim."""
         absent = self._absent.get(node)
-        values = [] if absent is None else absent.values.pop(number, [])
-        if absent is not None and not absent.values:
+        values = [] if absent is None else absent.pop(number)
+        if absent is not None and not absent:
             self._is_claimed(node)
         return values
 
@@ -368,7 +337,7 @@ class RemoteValues:
         absent = self._absent.pop(node, None)
         if absent is not None:
             absent.lose()
-            self.give_up([one for values in absent.values.values() for one in values], why)
+            self.give_up(list(absent), why)
 
     def give_up(self, values: list[Unclaimed], why: str) -> None:
         """Make lost values ordinary ones where there are copies; have used ones made again, and forget the others."""

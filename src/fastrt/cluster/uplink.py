@@ -19,7 +19,6 @@ import grpc
 import grpc.aio
 
 from fastrt._core.memory.clients import KIND_WORKER, table
-from fastrt._core.objects import handles
 from fastrt._core.tasks import admission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
@@ -49,6 +48,7 @@ from fastrt.net.grpc.streams import Access
 from fastrt.node.keys import ActorKey
 from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.labels import labels_of
 from fastrt.versions import own_versions
@@ -114,6 +114,7 @@ class Uplink:
         )
         self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
+        self._lineage: list[ObjectRef] = []  # of an earlier uplink; adopted once all of it is here
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
         self._claims = Claims(self._client, self._forward_all)
         self._reasons = Reasons(access.identity)
@@ -182,6 +183,8 @@ class Uplink:
 
     async def _stay_joined(self) -> None:
         await self._orders.ready.wait()  # a node must not be announced without its resources
+        self._tables.lineage.adopt(self._lineage)
+        self._lineage = []
         await self._head.stay_joined(self._orders.heads)
 
     def _on_change(self, change: Change) -> None:
@@ -208,17 +211,12 @@ class Uplink:
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
         """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
-        self._orders.adopt(message)
+        refs = self._orders.adopt(message)
         self._tables.adopt_stand_ins()
-        for row in message.objects:
-            try:
-                ref = handles.acquire(self._client, row.objref, row.entry)
-                if message.node == self._node:
-                    self._tables.lineage.adopt(ref)
-                else:
-                    self._tables.kept.keep(message.node, [ref])
-            except FastrtError:
-                self._orders.release(message.node, row.objref)
+        if message.node != self._node:
+            self._tables.kept.keep(message.node, refs)
+        elif not self._orders.ready.is_set():  # else a new daemon names what this uplink has stored
+            self._lineage += refs
 
     def _release(self, node: str, objref: int) -> None:
         """Have the daemon drop an object that a node has released on one stream, unless the node uses it otherwise."""

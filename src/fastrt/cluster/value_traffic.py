@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.objects import handles, remote, spill
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.absent_values import Unclaimed
 from fastrt.cluster.borrowing import DETACHED, AnyOf
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.claiming import BYTES_MIN as _SHORT_BYTES_MIN
@@ -25,7 +26,7 @@ from fastrt.cluster.jobs import Jobs
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.lineage import Lineage, Origin, OwnResults, Record
 from fastrt.cluster.references import PeerError, StandIn, from_source
-from fastrt.cluster.remote_values import Kept, RemoteValues, Source, Unclaimed
+from fastrt.cluster.remote_values import Kept, RemoteValues, Source
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.spread import BYTES_MIN as SPREAD_BYTES_MIN
 from fastrt.cluster.spread import SENDERS_MAX, Fetch, Order, Sender, Spreads
@@ -104,11 +105,12 @@ class NodeTables:
         known = self.remote.promised() | self.lineage.making
         for stream in self.streams:
             known.update(standin.task or 0 for _, standin in stream.references.unfinished())
-        for task, ref, source in core.promises(self.remote.client):
-            if task not in known:
-                node, number = from_source(source)
-                standin = StandIn(ref, task, state=DETACHED, origin=self.lineage.find(ref.objref))
-                self.remote.add_detached(node, number, standin, "its stream to this node ended")
+        left = [one for one in core.promises(self.remote.client) if one[0] not in known]
+        origins = self.lineage.origins() if left else {}
+        for task, ref, source in left:
+            node, number = from_source(source)
+            standin = StandIn(ref, task, state=DETACHED, origin=origins.get(ref.objref))
+            self.remote.add_detached(node, number, standin, "its stream to this node ended")
 
     def tidy(self) -> Container[int]:
         """Forget what nothing uses any more; return the numbers of the objects that this process still needs."""
