@@ -4,6 +4,10 @@ A task without a demand takes a worker, and no daemon hears of it, so the resour
 A task of several CPUs lets those begin that were queued before it, for `_TURN_MOST_S` at most. Then workers are parked:
 they end the task that they run and take no other one. It begins once the tasks that still run leave it enough CPUs.
 
+Workers are also parked while more of them can run than there are CPUs: those that were started in place of workers that
+sleep in a get, or for tasks of less than a CPU. They end once no task is queued for them. While many tasks a second
+sleep and wake, none are parked: each change costs more than such a task.
+
 Parked workers stand idle, and a running task may wait for one that is queued. So the wait for CPUs has an end, after
 which the workers go on for four times as long. A wait takes as long as the longest task that was seen to end since the
 first wait, and `_WINDOW_S` more: so where tasks like those run, all of them end within it, and beside one that goes on
@@ -13,6 +17,7 @@ that is as long as that task ran.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -30,6 +35,7 @@ from fastrt.tasks.resources import CPU, Demand
 _WINDOW_S, _WINDOW_MOST_S = 0.05, 5.0  # of a wait for CPUs beyond the longest task that ended, and of any
 _REST = 4  # times as long the workers go on after a wait that was in vain
 _TURN_LEAST_S, _TURN_MOST_S = 0.05, 5.0
+_CALM_S, _CHANGES_A_WORKER = 0.1, 8  # beyond so many changes in that time, workers that are too many are not parked
 
 
 @lru_cache(4096)
@@ -73,6 +79,8 @@ class CpuRoom:
         self._behind: dict[TaskKey, tuple[int, float]] = {}  # the same: where the queue ended, and its latest turn
         self._begun: dict[TaskKey, float] = {}  # those that have, and when
         self._parked: set[int] = set()
+        self._state: tuple[list[int], int] = [], 0  # the workers that could run at the last look, and how many should
+        self._changes, self._window_at, self._calm_at = 0, 0.0, 0.0  # how often it changed until then; see `_count`
         self._window_end, self._rest_end = 0.0, 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # by worker: the number of its running task, and since when
         self._looked_at, self._longest_s = 0.0, 0.0  # of the tasks that have ended meanwhile
@@ -106,13 +114,43 @@ class CpuRoom:
             is_waiting = False
         # At least one if it has CPUs, however many actors have: tasks without demands must not wait until they end.
         size = max(min(cpus, 1), min(cpus - (-relief // RESOURCE_PARTS), self._workers.most))
-        if is_waiting or relief < 0 or self._parked:
-            self._park_all_but(0 if is_waiting else size if relief < 0 else self._workers.most)
+        able = [member.index for member in self._workers.able()]
+        count = self._count(able, size, time.monotonic())
+        if is_waiting or relief < 0:
+            self._park_all_but(0 if is_waiting else size, able)
+        elif count is not None:
+            self._park_all_but(count, able)
         return size
 
-    def _park_all_but(self, count: int) -> None:
+    def has_parked(self, worker: Member) -> bool:
+        """Return whether a worker takes no task now."""
+        return worker.index in self._parked
+
+    def patience_s(self) -> float:
+        """Return the seconds until `park` must be called again, if nothing happens until then."""
+        able, size = self._state
+        return max(0.0, self._calm_at - time.monotonic()) if len(able) > size else math.inf
+
+    def _count(self, able: list[int], size: int, now: float) -> int | None:
+        """Return how many of the workers that can run may take tasks of one CPU from now on; None: as many as before.
+
+        Too many are parked once they have not changed for `_CALM_S`; then each change counts, until there are many.
+        """
+        if (able, size) == self._state:
+            if len(able) <= size or now < self._calm_at:
+                return None
+            self._calm_at = math.inf
+            return size
+        if now >= self._window_at:
+            self._changes, self._window_at = 0, now + _CALM_S
+        self._changes += 1
+        self._state, self._calm_at = (able, size), now + _CALM_S
+        if not self._parked:
+            return None
+        return size if self._changes <= _CHANGES_A_WORKER * max(size, 1) else len(able)
+
+    def _park_all_but(self, count: int, able: list[int]) -> None:
         """Park workers so that at most `count` take tasks; idle ones are left for the queued tasks with demands."""
-        able = [member.index for member in self._workers.able()]
         before, parked = self._parked, set[int]()
         if count < len(able):
             running = self._running()

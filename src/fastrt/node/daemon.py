@@ -357,7 +357,8 @@ class Daemon:
     def _tick_s(self) -> float:
         if self._admission.cpu_room.is_waiting:
             return _OPENING_S
-        return _TICK_S if self._quiet_ticks < _QUIET_TICKS else _QUIET_TICK_S
+        tick_s = _TICK_S if self._quiet_ticks < _QUIET_TICKS else _QUIET_TICK_S
+        return min(tick_s, self._admission.cpu_room.patience_s())
 
     # ---- joining and leaving ----
 
@@ -550,8 +551,6 @@ class Daemon:
         self._admission.on_actor_ended(actor)
         self._refresh_wanted = True
 
-    # ---- now and then ----
-
     def _tend(self) -> None:
         """Keep memory ready ahead of need, and stop workers that were needed only while others slept."""
         unread.forward(self._output.post)
@@ -584,8 +583,9 @@ class Daemon:
             self._surplus_since = time.monotonic()
         elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
             self._surplus_since = 0.0
-            for link in [m.link for m in self._able()[-self._pool.surplus() :] if m.link is not None]:
-                link.post(Stop())  # the worker reads it when it is idle
+            for member in sorted(self._able(), key=self._admission.cpu_room.has_parked)[-self._pool.surplus() :]:
+                if member.link is not None:
+                    member.link.post(Stop())  # the worker reads it when it is idle
 
 
 def create_segment(config: Config) -> Segment:

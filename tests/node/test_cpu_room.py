@@ -1,0 +1,51 @@
+"""CPUs are counted by workers; those that were started beside them take no further tasks."""
+
+import threading
+import time
+
+import pytest
+
+import fastrt
+
+
+@fastrt.remote
+def wait(seconds):
+    began = time.monotonic()
+    threading.Event().wait(seconds)
+    return began, time.monotonic()
+
+
+@fastrt.remote
+def nested():
+    return fastrt.get(wait.remote(0.05))
+
+
+@fastrt.remote
+def chain(length):
+    return 1 + fastrt.get(chain.remote(length - 1)) if length else 0
+
+
+def greatest(spans):
+    """How many of these overlap at most."""
+    ends = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    return max(sum(step for _, step in ends[: k + 1]) for k in range(len(ends)))
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(nested, id="sleep in a get"), pytest.param(wait.options(num_cpus=0), id="take no CPU")]
+)
+def test_workers_that_were_started_for_tasks_that_leave_their_cpus_to_others_do_not_take_more(task):
+    """18 tasks ran at once on two CPUs after 40 that had slept in a get, as long as any were queued."""
+    arguments = () if task is nested else (0.05,)
+    with fastrt.init(2, "32MiB"):
+        fastrt.get([task.remote(*arguments) for _ in range(40)])
+        spans = sorted(fastrt.get([wait.remote(0.4) for _ in range(60)]))
+        late = [span for span in spans if span[0] > spans[0][0] + 1.5]  # by then the daemon knows that they have ended
+        assert late
+        assert greatest(late) <= 4  # two more for a moment, when those that are too many end
+
+
+def test_parked_workers_go_on_when_others_sleep():
+    with fastrt.init(1, "32MiB"):
+        for _ in range(5):
+            assert fastrt.get([chain.remote(10), wait.remote(0.01), chain.remote(5)])[::2] == [10, 5]
