@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +243,11 @@ class Admission:
                 found.append(BundleKey(actor, gen))
         return found
 
-    def end_actors_of(self, name: str) -> None:
-        """End the actors here that use a placement group after one of its bundles is gone."""
+    def end_actors_of(self, groups: Container[str]) -> None:
+        """End the actors here that use one of these placement groups after one of its bundles is gone."""
         for actor, _ in actors.demanding(self._client):
             info = actors.info(self._client, actor)
-            if not info["ended"] and info["state"] != actors.DEAD and group_of(self._demand_of_actor(info)) == name:
+            if not info["ended"] and info["state"] != actors.DEAD and group_of(self._demand_of_actor(info)) in groups:
                 kill_in(self._store, actor, "its placement group was removed")
         self._start_actors()
 
@@ -379,8 +379,8 @@ class Admission:
         decide, room = self.groups.decide, self.cpu_room
         while not self._carry_out(decide(now) + placing.decide(now), forward, now) or room.open(now):
             continue
-        for name in placing.take_gone_groups():
-            self.end_actors_of(name)
+        if gone := placing.take_gone_groups():
+            self.end_actors_of(gone)
         self._answer_waiting()
         self._report_to_uplink(forward)
 

@@ -288,6 +288,7 @@ def given_by(demand: Demand) -> Amounts:
     return tuple((name + where, parts) for name, parts in whole for where in names)
 
 
+@lru_cache(_CHOICES_KEPT)
 def group_of(demand: Demand) -> str:
     """Return the placement group that a task gets its resources from; empty: none."""
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
