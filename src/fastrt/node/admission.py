@@ -28,6 +28,7 @@ from fastrt.foreign_text import read_object
 from fastrt.node.actor_gate import ActorGate
 from fastrt.node.amounts import free_of
 from fastrt.node.cpu_room import CpuRoom, Workers
+from fastrt.node.group_records import GroupRecords
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, key_of, pair_of
 from fastrt.node.lost_nodes import LostNodes
@@ -67,7 +68,7 @@ _DEMANDS_MAX = 1000  # different ones, in one answer
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
 _TASKS_AHEAD = 16  # whose arguments are fetched while they wait for resources
-_KNOWN_S = 2.0  # in which a new group becomes known, also to a daemon that has just taken over
+_KNOWN_S = 2.0  # after which the records tell whether a group is there that has not become known
 _PLACES = {  # of an actor, by its state
     actors.EMPTY: GONE, actors.DEAD: GONE, actors.STARTING: HERE, actors.LIVE: HERE, actors.AWAY: ELSEWHERE,
     actors.WANTED: WAITING, actors.DOWN: WAITING,
@@ -117,6 +118,7 @@ class Admission:
         self.groups.is_away = lambda key: self._place_of_actor(key) == ELSEWHERE
         self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
+        self._records = GroupRecords(self._client, self._demand_of_actor)
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
         self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
@@ -224,7 +226,7 @@ class Admission:
     def remove_group(self, name: str) -> None:
         """Give back the resources that a placement group has reserved."""
         known = self.groups.keys_of(name)
-        for key in self._bundles_of(name) if known is None else known:
+        for key in self._records.bundles(name) if known is None else known:
             if self._place_of_actor(key) != GONE:
                 kill_in(self._store, key.record, "its placement group was removed")
         self.groups.remove(name)
@@ -232,16 +234,7 @@ class Admission:
 
     def _is_removed(self, group: str) -> bool:
         """Whether a group that tasks wait for was removed; a daemon that has taken over does not know it otherwise."""
-        return self.groups.may_be_removed(group) and not self._bundles_of(group)
-
-    def _bundles_of(self, name: str) -> list[BundleKey]:
-        """The bundles of a placement group by their records: its creator may have written only a part of them yet."""
-        found = []
-        for actor, gen in actors.demanding(self._client):
-            info = actors.info(self._client, actor)
-            if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle_group == name:
-                found.append(BundleKey(actor, gen))
-        return found
+        return self.groups.may_be_removed(group) and not self._records.has(group)
 
     def end_actors_of(self, groups: Container[str]) -> None:
         """End the actors here that use one of these placement groups after one of its bundles is gone."""
@@ -446,13 +439,15 @@ class Admission:
         now = time.monotonic()
         for task, (name, since) in list(self._promised.items()):
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
-            keys = (self.groups.keys_of(name) or self._bundles_of(name)) if ready else []
+            keys = (self.groups.keys_of(name) or []) if ready else []
             group = group_of_bundle(self._store, keys[0].record) if keys else None
             if group is not None:
                 del self._promised[task]
                 if admission.claim(self._client, *pair_of(task)):
                     self._store.put_result(task.record, 0, serialize(group))
                     core.finish(self._client, task.record)
+            elif ready is None and why is None and now - since > _KNOWN_S and self._records.has(name):
+                self._promised[task] = name, now  # this daemon has much to do, and has not read them yet
             elif ready or (ready is None and (why is not None or now - since > _KNOWN_S)):
                 del self._promised[task]
                 never = InfeasibleTaskError(f"placement group {name} has {why}")
