@@ -9,13 +9,16 @@ from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
 from fastrt._core.tasks import actors
-from fastrt.errors import NotFoundError
+from fastrt._core.tasks.submission import TaskOptions, submit
+from fastrt.errors import InfeasibleTaskError, NotFoundError
 from fastrt.ids import PlacementGroupID
-from fastrt.node import admission, group_records
+from fastrt.node import admission, group_records, placing
 from fastrt.node.cpu_room import Workers
 from fastrt.store.client import Store
+from fastrt.tasks import functions
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.placement_group import PlacementGroup, _await_group, _record
-from fastrt.tasks.resources import parts_of
+from fastrt.tasks.resources import Demand, export, parts_of, within
 
 SLOT = parts_of({"slot": 1})
 
@@ -58,6 +61,7 @@ class Node:
 def node(request, tmp_path, monkeypatch, drop_arguments):
     monkeypatch.setattr(admission, "_KNOWN_S", 0.0)
     monkeypatch.setattr(group_records, "_FRESH_S", 0.0)
+    monkeypatch.setattr(placing, "_GRACE_S", 0.0)
     tmp_path.chmod(0o700)
     made = Node(tmp_path, request.param)
     with contextlib.closing(made.daemon):
@@ -85,4 +89,36 @@ def test_ready_of_a_group_that_nobody_has_read_and_that_is_removed_is_an_error(n
     assert node.has_ended(ready)
     with pytest.raises(NotFoundError, match="is not there any more"):
         node.driver.get(ready)
+    del refs
+
+
+def inside(node, group):
+    """Submit a task that gets its resources from a group."""
+    function, _ = functions.export(node.driver, "inside", os.getpid)
+    demand = export(node.driver, Demand(within(SLOT, group.id, 0)))
+    return submit(node.driver.client, TaskOptions(function, 1, 0, demand=demand), ())
+
+
+def test_task_of_a_group_whose_records_are_not_read_yet_waits_without_a_word(node):
+    """Each printed a warning that no node had the group, or was refused where no node can join."""
+    group, refs = node.group()
+    task = inside(node, group)
+    assert not node.has_ended(task)
+    assert not node.has_ended(task)
+    node.reads_all()
+    assert admission.core.queued(node.driver.client) == 1, "it may run"
+    assert node.said == []
+    del refs
+
+
+def test_task_of_a_group_that_nobody_has_read_and_whose_records_end_is_an_error(node):
+    group, refs = node.group()
+    task = inside(node, group)
+    assert not node.has_ended(task)
+    for actor, _ in actors.demanding(node.driver.client):
+        kill_in(node.driver, actor, "its creator found no room for another bundle")
+    assert node.has_ended(task)
+    with pytest.raises(InfeasibleTaskError, match="was removed"):
+        node.driver.get(task)
+    assert node.said == []
     del refs

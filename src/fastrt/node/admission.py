@@ -520,6 +520,8 @@ class Admission:
         if order.what == "return" and not self._is_removed(group_of(order.demand)):
             self._return(order.key)
             return
+        if order.what == "warn" and group_of(order.demand):
+            return  # it has not become known yet, or has its bundles in a moment
         key, shortage = order.key, self._shortage(order.demand)
         what, records = ("task", core) if isinstance(key, TaskKey) else ("actor", actors)
         function = records.info(self._client, key.record)["function"]

@@ -454,19 +454,19 @@ class Placing:
         group = group_of(demand)
         is_gone, only = group in self.gone_groups, "" if demand.soft else demand.node
         stays = group and not is_gone and only == self.node  # another node has sent it here
-        # No other node can have the place of one that is there, or that is named by its id.
-        never = stays or (only and not group and (self._named(only) or is_node_id(only)))
+        never = stays or (only and not group and (self._named(only) or is_node_id(only)))  # none other has its place
         unsure = (group or never) and any(now - entry.since < _GRACE_S for entry in waiting)  # may not be known yet
-        if is_gone or ((never or not self.can_grow) and not unsure):
+        ours = group and is_made_on(group, self.node)  # the caller looks whether it was removed, again and again
+        if is_gone or ((never or not (self.can_grow or ours)) and not unsure):
             for entry in waiting:
                 self.forget(entry.key)
             self._drop_line(demand, priority)
             return [Order(entry.key, "return" if stays else "refuse", demand) for entry in waiting]
-        if group and not stays and not is_made_on(group, self.node):
+        if group and not stays and not ours:
             return [Order(entry.key, "ask", demand) for entry in waiting if now - entry.since > _GRACE_S]
-        if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
+        if not (self.can_grow or ours) or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
-        line.warned = True
+        line.warned = not group
         return [Order(waiting[0].key, "warn", demand)]
 
     # ---- labels ----
