@@ -106,11 +106,12 @@ def test_names_and_lifetimes(rt, program, wait_until):
 
     @fastrt.remote(max_retries=0)
     def reserve():
-        assert fastrt.placement_group([{"CPU": 1}]).wait(30)
+        assert fastrt.placement_group([{"CPU": 1}], name="theirs").wait(30)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(fastrt.WorkerCrashedError):
         get(reserve.remote())
+    fastrt.remove_placement_group(fastrt.get_placement_group("theirs"))  # it ends with this program, not with the task
     wait_until(lambda: has(CPU=2.0, license=1.0), "what the dead one had reserved to be free")
     fastrt.remove_placement_group(fastrt.get_placement_group("mine"))
     with pytest.raises(NotFoundError, match="has the name 'mine'"):

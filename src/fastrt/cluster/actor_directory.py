@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
+from fastrt.cluster.jobs import Jobs, node_of, number_of
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.store.join import Lasting
 from fastrt.store.messages import SearchEnded
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.actor_handle import JOB_NAME
 
 _CONNECT_S = 2.0  # for streams to nodes that are not connected yet
 _CONNECT_STEP_S = 0.01
@@ -26,12 +28,16 @@ class Finder:
         client: this process's attachment.
         daemon: the connection to the daemon.
         connected: returns the streams to other nodes, and whether every member has one.
+        jobs: the jobs of other nodes whose tasks run here.
     """
 
-    def __init__(self, client: Client, daemon: Lasting, connected: Callable[[], tuple[list[Exchange], bool]]) -> None:
+    def __init__(
+        self, client: Client, daemon: Lasting, connected: Callable[[], tuple[list[Exchange], bool]], jobs: Jobs
+    ) -> None:
         self._client = client
         self._daemon = daemon
         self._connected = connected
+        self._jobs = jobs
         self._kept: list[tuple[float, ObjectRef]] = []
 
     async def find(self, ticket: int, name: str) -> None:
@@ -39,8 +45,14 @@ class Finder:
 
         Args:
             ticket: the search's number, which the answer repeats.
-            name: the actor's name; empty: collect the names that all nodes have.
+            name: the actor's name; empty: collect the names that all nodes have. With JOB_NAME: a job's number; the
+                answer then has no names but the node of the job's driver and its number there, if they are known.
         """
+        if name.startswith(JOB_NAME):
+            found_job = self._jobs.name(int(name.removeprefix(JOB_NAME), 16))
+            about = [node_of(found_job), f"{number_of(found_job):x}"] if found_job else []
+            self._daemon.send(SearchEnded(ticket, about, 0, 0))
+            return
         until = time.monotonic() + _CONNECT_S
         exchanges, complete = self._connected()
         while not complete and time.monotonic() < until:

@@ -96,3 +96,8 @@ def submitter(job: int) -> int:
 def node_of(name: bytes) -> str:
     """Return the session of the node whose driver a job belongs to; empty if the name is."""
     return name[:-_NUMBER_BYTES].hex()
+
+
+def number_of(name: bytes) -> int:
+    """Return the number of a job on the node of its driver; 0 if the name is empty."""
+    return int.from_bytes(name[-_NUMBER_BYTES:], "big")

@@ -135,7 +135,7 @@ class Uplink:
         self._tables.lineage.on_store = partial(self._orders.keep_now, self._node)
         self._tables.lineage.on_drop = partial(self._orders.release, self._node)
         self._waiter.open(LoadWatch(self._client, self._news.set))
-        self._finder = Finder(self._client, daemon, self._connected)
+        self._finder = Finder(self._client, daemon, self._connected, self._tables.jobs)
         self._standstill = Standstill(store, self._exchanges)
         self._desk = Desk(self._reach, read, self._standstill.look, store.client.segment.session, self._exchanges)
 

@@ -216,8 +216,7 @@ class Admission:
     def _hold_or_refuse(self, key: BundleKey, demand: Demand) -> None:
         """Reserve a bundle of another node's group here, or end it, so that the node finds another place."""
         room = self.placing.rooms().get(self.placing.node, {})
-        fits = all(room.get(name, 0) >= parts for name, parts in demand.amounts)
-        if fits and self.placing.fit_here([demand]):
+        if all(room.get(name, 0) >= parts for name, parts in demand.amounts) and self.placing.fit_here([demand]):
             order = self.placing.put(key, self.placing.node, time.monotonic())
             actors.grant(self._client, *pair_of(key), order.devices)
         else:
@@ -231,6 +230,11 @@ class Admission:
                 kill_in(self._store, key.record, "its placement group was removed")
         self.groups.remove(name)
         self._start_actors()
+
+    def end_groups_of_jobs(self, runs: Callable[[int], bool]) -> None:
+        """Remove the placement groups of jobs that have ended; `runs` says of a job's number whether it has not."""
+        for name in self.groups.of_ended_jobs(runs):
+            self.remove_group(name)
 
     def _is_removed(self, group: str) -> bool:
         """Whether a group that tasks wait for was removed; a daemon that has taken over does not know it otherwise."""
@@ -368,8 +372,7 @@ class Admission:
             self._sweep(now)
         if placing.devices.count:
             placing.linger(self._lingering())
-        forward: list[Order] = []
-        decide, room = self.groups.decide, self.cpu_room
+        forward, decide, room = list[Order](), self.groups.decide, self.cpu_room
         while not self._carry_out(decide(now) + placing.decide(now), forward, now) or room.open(now):
             continue
         if gone := placing.take_gone_groups():

@@ -566,14 +566,14 @@ class Daemon:
             self._swept_at = now
             with contextlib.suppress(LockStuck):
                 functions.sweep(self._client)
+            self._admission.end_groups_of_jobs(self._members.has_job)
         self._kept.tend(self._admission.uplink)
         spill.tick(self._client)
         self._spiller.look_ahead()
         self._oom_kills.look(time.monotonic())
         self._monitor.look()
         used, committed, most = arena.room(self._client)
-        self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0
-        self._used = used
+        self._quiet_ticks, self._used = self._quiet_ticks + 1 if used == self._used else 0, used
         if committed < most and committed - used < self._ahead:
             arena.grow(self._client)
         self._populator.tend(used, committed, most)

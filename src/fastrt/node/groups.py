@@ -75,6 +75,7 @@ class _Group:
     count: int
     strategy: str
     history: History
+    job: int = 0  # that it ends with; 0: its records end with their references
     keys: dict[int, BundleKey] = field(default_factory=dict)  # by the bundle's index
     demands: dict[int, Demand] = field(default_factory=dict)
     ready: bool = False
@@ -115,8 +116,8 @@ class Groups:
 
     def add(self, key: BundleKey, demand: Demand, now: float | None) -> None:
         """Add a bundle that waits from now on, or (None) that an earlier daemon has placed; those come first."""
-        name, index, count, strategy = demand.bundle.split("/")
-        group = self._groups.setdefault(name, _Group(int(count), strategy, History(now)))
+        name, index, count, strategy, *job = demand.bundle.split("/")
+        group = self._groups.setdefault(name, _Group(int(count), strategy, History(now), int(job[0], 16) if job else 0))
         group.keys[int(index)], group.demands[int(index)] = key, demand
         if len(group.keys) == group.count:
             group.complete, group.created = True, group.created or now is None
@@ -268,6 +269,11 @@ class Groups:
         """Note that a group is removed, also one of which no bundle has been added yet."""
         if name not in self._groups:
             self._note_gone(name, self._gone.get(name, ""))
+
+    def of_ended_jobs(self, runs: Callable[[int], bool]) -> list[str]:
+        """The groups whose job has ended; `runs` says of a job's number whether it has not."""
+        running = {job: runs(job) for job in {group.job for group in self._groups.values()} - {0}}
+        return [name for name, group in self._groups.items() if not running.get(group.job, True)]
 
     def shortage(self, name: str) -> str:
         """Say what the bundles of a group need, and what the nodes have."""

@@ -90,6 +90,10 @@ class Members:
         """Whether a driver uses the session."""
         return any(member.kind == "driver" and not member.left for member in self)
 
+    def has_job(self, job: int) -> bool:
+        """Whether the process with this job uses the session: a driver, or an uplink for jobs that it does not know."""
+        return any(one.job == job and not one.left and not one.gone_at for one in self)
+
     def take_over(self, row: dict[str, Any], is_orphan: bool) -> None:
         """Watch a process that joined at an earlier daemon.
 

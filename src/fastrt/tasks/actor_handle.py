@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _FIND_TRIES = 3
 GROUP_NAME = "\x1fgroup "  # before the names of placement groups, whose records lie among the actors'
+JOB_NAME = "\x1fjob "  # before a job's number: asks for its driver's node and its number there in place of an actor
 
 
 @dataclass(frozen=True)
@@ -512,6 +513,12 @@ def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
             ref: ObjectRef = handles.acquire(store.client, answer.objref, answer.entry)
             return ref
     return None
+
+
+def find_job(store: Store, job: int) -> tuple[str, int] | None:
+    """Return the node of a job's driver, and the job's number there; None: this node's uplink does not know it."""
+    found = _ask_cluster(store, f"{JOB_NAME}{job:x}").names
+    return (found[0], int(found[1], 16)) if found else None
 
 
 def _ask_cluster(store: Store, name: str) -> messages.ActorFound:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastrt._core.memory.clients import JOB_BITS
 from fastrt._core.tasks import actors
 from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.config import RESOURCE_PARTS, read_amount, read_memory, read_resources
@@ -33,7 +34,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import functions, namespaces, runtime_env
-from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere
+from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere, find_job
 from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector
 from fastrt.tasks.options import RETRIES_FOREVER
@@ -181,12 +182,15 @@ def placement_group(
 ) -> PlacementGroup:
     """Reserve resources together. Returns at once; `.ready()` and `.wait()` report when they are reserved.
 
+    It is made on this node; by a task whose program runs on another node on that one.
+
     Args:
         bundles: the resources of each, all from one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
         strategy: "PACK": on as few nodes as possible, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
             each on another node, or not at all.
         name: for `get_placement_group`, on every node; in the namespace of the program, as the names of actors.
-        lifetime: "detached": to the end of the session; else it ends with the process that makes it.
+        lifetime: "detached": to the end of the session; else it ends with the driver or the actor that makes it, and
+            one that a task makes with the task's driver.
         bundle_label_selector: for each bundle, which labels its node must have, as `label_selector=` of a task.
     Raises:
         ValueError, TypeError: a bundle, a selector or the strategy is invalid.
@@ -206,26 +210,16 @@ def placement_group(
         raise ValueError(f"strategy is {strategy!r}; it must be one of {', '.join(_STRATEGIES)}")
     if lifetime not in (None, "detached"):
         raise ValueError(f"lifetime is {lifetime!r}; it must be 'detached' or None")
-    store = store_client.require()
-    session = store.client.segment.session
-    if name and find_elsewhere(store, _stored(name)) is not None:
-        raise _taken(name)
-    from fastrt.ids import PlacementGroupID  # here: few programs need it
-
     same: dict[Any, dict[str, float]] = {}  # equal bundles are one object, which pickle writes once into each record
     for bundle in bundles:
         same.setdefault(frozenset(bundle.items()), {name: float(amount) for name, amount in bundle.items()})
     specs = [same[frozenset(bundle.items())] for bundle in bundles]
-    group = PlacementGroup(PlacementGroupID.made_on(session), specs, strategy, name, session)
-    refs = _record(store, group, amounts, lifetime == "detached")
-    if lifetime != "detached":
-        for stale in [known for known, (session_store, _) in _kept.items() if session_store is not store]:
-            del _kept[stale]
-        _kept[group.id] = store, refs
-        store.users.add(_keeper)
-    if store.tell is not None:
-        store.tell(messages.ActorsChanged())
-    return group
+    form = _Form(specs, amounts, strategy, name, _stored(name) if name else "", lifetime == "detached")
+    store = store_client.require()
+    node, job = (store.client.segment.session, 0) if form.detached else _job_of_task(store)
+    if node == store.client.segment.session:
+        return _make(store, form, job)
+    return _made(node, form, job)
 
 
 def remove_placement_group(group: PlacementGroup) -> None:
@@ -332,18 +326,90 @@ def get_current_placement_group() -> PlacementGroup | None:
     return None if here is None or here.strategy is None else here.strategy.placement_group
 
 
-def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], detached: bool) -> list[ObjectRef]:
-    """Make the records of a group's bundles, all or none; return the objects that keep them alive."""
+@dataclass(frozen=True)
+class _Form:
+    """A checked request for a group; `stored` is its name with the namespace, `detached` that it ends with no job."""
+
+    specs: list[dict[str, float]]
+    amounts: list[Amounts]
+    strategy: str
+    name: str
+    stored: str
+    detached: bool
+
+
+def _job_of_task(store: Store) -> tuple[str, int]:
+    """Return where a group is made, and the number there of the job that it ends with; 0: with this process.
+
+    A worker lives on when the program ends whose task it has run, and a task may end long before its program.
+    """
+    session = store.client.segment.session
+    job = namespaces.job_here(store) if store.actor_here is None else 0
+    if job in (0, store.client.job):
+        return session, 0
+    if not job >> JOB_BITS:
+        return session, job
+    found = find_job(store, job)
+    if found is None:
+        return session, 0
+    able = {row.node for row in _nodes(store).others if row.total}  # a node without workers runs nothing
+    return found if found[0] in {session, *able} else (session, 0)
+
+
+def _make(store: Store, form: _Form, job: int) -> PlacementGroup:
+    from fastrt.ids import PlacementGroupID  # here: few programs need it
+
+    if form.name and find_elsewhere(store, form.stored) is not None:
+        raise _taken(form.name)
+    session = store.client.segment.session
+    group = PlacementGroup(PlacementGroupID.made_on(session), form.specs, form.strategy, form.name, session)
+    refs = _record(store, group, form.amounts, form.detached, job, form.stored)
+    if not (form.detached or job):
+        for stale in [known for known, (session_store, _) in _kept.items() if session_store is not store]:
+            del _kept[stale]
+        _kept[group.id] = store, refs
+        store.users.add(_keeper)
+    if store.tell is not None:
+        store.tell(messages.ActorsChanged())
+    return group
+
+
+def _made(node: str, form: _Form, job: int) -> PlacementGroup:
+    """Have a group made on the node of the driver that it ends with."""
+    from fastrt.tasks.remote import RemoteFunction
+
+    made = store_client.require().get(RemoteFunction(_make_here, num_cpus=0, scheduling=node).remote(form, job))
+    assert isinstance(made, PlacementGroup)
+    return made
+
+
+def _make_here(form: _Form, job: int) -> PlacementGroup:
+    return _make(store_client.require(), form, job)
+
+
+def _record(
+    store: Store, group: PlacementGroup, amounts: Sequence[Amounts], detached: bool, job: int = 0, stored: str = ""
+) -> list[ObjectRef]:
+    """Make the records of a group's bundles, all or none; return the objects that keep them alive.
+
+    Args:
+        store: this process's.
+        group: it.
+        amounts: what each bundle reserves.
+        detached: whether the records also live without references.
+        job: whose end ends the group: the records live without references until then; 0: none.
+        stored: its name with the namespace.
+    """
     refs: list[ObjectRef] = []
     made: list[int] = []
     try:
         for k, one in enumerate(amounts):
-            demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{group.strategy}"))
+            demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{group.strategy}/{job:x}"))
             called = f"placement group {group.name or group.id}"
             plan = ActorPlan(called, group.session, (), None, None, 0, 1, group=group, demand=demand)
             refs.append(store.put_serialized(serialize(plan)))
-            named = _stored(group.name) if group.name and k == 0 else ""
-            actor = actors.create(store.client, refs[k], 0, named, -1, detached, demand, True)
+            named = stored if k == 0 else ""
+            actor = actors.create(store.client, refs[k], 0, named, -1, detached or job > 0, demand, True)
             if actor is None:
                 raise _taken(group.name)
             made.append(actor)

@@ -87,8 +87,9 @@ class Demand(NamedTuple):
         strategy: empty, `spread` or `pack`.
         node: the id or name of the only node that it may run on; empty: any.
         soft: whether it may run on others when that node cannot run it.
-        bundle: of a bundle's record: "group/index/count/strategy", see `tasks.placement_group`. Of a task without
-            amounts: the group whose reservation it waits for.
+        bundle: of a bundle's record: "group/index/count/strategy/job", see `tasks.placement_group`; `job` is the number
+            in hexadecimal digits of the job that the group ends with, 0: none. Of a task without amounts: the group
+            whose reservation it waits for.
     """
 
     amounts: Amounts
