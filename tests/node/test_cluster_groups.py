@@ -56,3 +56,49 @@ def test_group_that_a_task_makes_ends_with_its_program_and_not_before(program, r
     path.touch()
     driver.finish()
     wait_until(lambda: counted(fastrt.available_resources()) == {"CPU": 2.0, "seat": 3.0}, "everything to be free")
+
+
+WAITS = """
+import fastrt
+from fastrt import PlacementGroupSchedulingStrategy as InGroup
+
+@fastrt.remote(num_cpus=0)
+class Actor:
+    def call(self):
+        pass
+
+with fastrt.init(address="auto"):
+    group = fastrt.placement_group([{"seat": 9}])
+    actors = [Actor.options(scheduling_strategy=InGroup(group)).remote() for _ in range(3)]
+    actors.append(Actor.options(label_selector={"zone": "nowhere"}).remote())
+    waiting = [group.ready(), *(actor.call.remote() for actor in actors)]
+    assert fastrt.wait(waiting, timeout=0.2)[0] == []
+    assert fastrt.placement_group_table(group)["state"] == "PENDING"
+    if not LEAVES:
+        os._exit(0)
+"""
+
+HEARS = """
+import fastrt, os, threading
+
+with fastrt.init(address="auto"):
+    print("hears", flush=True)
+    while not os.path.exists(PATH):
+        threading.Event().wait(0.02)
+"""
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "exits"])
+def test_program_that_ends_while_its_groups_and_actors_wait_says_nothing_of_it(
+    program, runtime, tmp_path, wait_until, leaves
+):
+    """Its own end made errors of what waited, and both the program and the other ones on its node printed them."""
+    path = tmp_path / "end"
+    other = program(HEARS.replace("PATH", repr(str(path))))
+    other.wait_for_line("hears")
+    _, err = program("import os\n" + WAITS.replace("LEAVES", str(leaves))).finish()
+    assert "never read" not in err
+    wait_until(lambda: not fastrt.placement_group_table(), "the group to be gone")
+    path.touch()
+    _, err = other.finish()
+    assert "never read" not in err

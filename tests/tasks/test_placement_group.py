@@ -284,13 +284,13 @@ def test_many_groups_that_wait_cost_no_more_each_than_a_few(rt, wait_until):
 
 
 def test_full_table_of_actors_and_bundles_is_named(rt, wait_until):
-    groups = [fastrt.placement_group([{"license": 2}] * 500) for _ in range(16)]
+    groups = [fastrt.placement_group([{"license": 0.004}] * 500) for _ in range(16)]
     with pytest.raises(ObjectStoreFullError, match=r"placement groups.*8192"):
-        fastrt.placement_group([{"license": 2}] * 500)
+        fastrt.placement_group([{"license": 0.004}] * 500)
 
     def takes_the_rest():
         with contextlib.suppress(ObjectStoreFullError):
-            groups.append(fastrt.placement_group([{"license": 2}] * 192))
+            groups.append(fastrt.placement_group([{"license": 0.01}] * 192))
         return len(groups) == 17
 
     wait_until(takes_the_rest, "the room that the one which failed had")

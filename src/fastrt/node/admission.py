@@ -352,8 +352,7 @@ class Admission:
         placing = self.placing
         self._moves.report(now)
         others = list(placing.placed_actors.values())
-        states = actors.states(self._client, [pair_of(key) for key in others])
-        for key, state in zip(others, states, strict=True):
+        for key, state in zip(others, actors.states(self._client, [pair_of(key) for key in others]), strict=True):
             placing.moved(key, _PLACES[state], now)
         if self._ended:
             ended, self._ended = self._ended, set()
@@ -520,11 +519,11 @@ class Admission:
         if order.demand.bundle:
             self._cannot_reserve(order)
             return
-        if order.what == "return" and not self._is_removed(group_of(order.demand)):
-            self._return(order.key)
+        group = group_of(order.demand)
+        if group and order.what != "refuse" and not self._is_removed(group):
+            if order.what == "return":  # else it has not become known yet, or has its bundles in a moment
+                self._return(order.key)
             return
-        if order.what == "warn" and group_of(order.demand):
-            return  # it has not become known yet, or has its bundles in a moment
         key, shortage = order.key, self._shortage(order.demand)
         what, records = ("task", core) if isinstance(key, TaskKey) else ("actor", actors)
         function = records.info(self._client, key.record)["function"]
@@ -534,7 +533,8 @@ class Admission:
         elif isinstance(key, TaskKey):
             self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"), name)
         else:
-            actors.end_for_good(self._client, key.record, actors.FAILED, f"{DEMANDS} {shortage}")
+            how = actors.KILLED if self.groups.why_gone(group) == "" else actors.FAILED
+            actors.end_for_good(self._client, key.record, how, f"{DEMANDS} {shortage}")
             self._start_actors()
 
     def _return(self, key: Key) -> None:

@@ -337,8 +337,7 @@ class Daemon:
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _finished(self) -> bool:
-        had_driver = self._starter_left or self._members.had_driver
-        return self._ended or (had_driver and not self._members.has_drivers())
+        return self._ended or ((self._starter_left or self._members.had_driver) and not self._members.has_drivers())
 
     def _on_starter(self, starter: socket.socket) -> None:
         self._selector.unregister(starter)  # readable only when the starter has closed it
@@ -406,6 +405,7 @@ class Daemon:
                 link.send(Refused(str(exc)))
                 return
             member.left, member.logs, member.link = True, "", None
+            self._admission.end_groups_of_jobs(self._members.has_job)
         link.send(Left())
 
     def _on_bye(self, link: Link, message: Bye) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from fastrt._core.memory.clients import KIND_DRIVER
 from fastrt._core.objects.functions import function_name
 from fastrt._core.repair.recovery import end_job, recover, wake_all
 from fastrt._core.tasks import actors, cancel, tally
@@ -60,7 +61,7 @@ class Janitor:
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         found = recover(self._store.client, client, False, kind.__name__, how, number)
         unread.discard()  # errors that only the dead process held
-        self._end_all(found, pid, how)
+        self._end_all(found, pid, how, row is not None and row.kind == KIND_DRIVER)
         self.ended.add(row)
 
     def end_job(self, client: int, pid: int) -> None:
@@ -70,13 +71,14 @@ class Janitor:
             client: its slot.
             pid: its process id.
         """
-        self._end_all(end_job(self._store.client, client), pid, "has left")
+        self._end_all(end_job(self._store.client, client), pid, "has left", True)
 
-    def _end_all(self, found: dict[str, list[int]], pid: int, how: str) -> None:
+    def _end_all(self, found: dict[str, list[int]], pid: int, how: str, cancels: bool) -> None:
+        """End the tasks that a recovery has found; with `cancels` as cancelled: their driver has ended."""
         outlasting = [task for task in found["ending"] if self._outlasts(task)]
         for task in found["ending"]:
             if task not in outlasting:
-                self._end(task, pid, how)
+                self._end(task, pid, how, cancels)
         self.stand_ins.add(outlasting)
         for other in set(found["running"]):
             # The result of a task of a dead driver or uplink is not needed, so its worker is not waited for. An uplink
@@ -87,7 +89,7 @@ class Janitor:
         """Wake all clients that wait, so that they check their condition again; after a round of recoveries."""
         wake_all(self._store.client)
 
-    def _end(self, task: int, pid: int, how: str) -> None:
+    def _end(self, task: int, pid: int, how: str, cancels: bool) -> None:
         store = self._store
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
@@ -98,14 +100,14 @@ class Janitor:
             error = TaskTimeoutError(
                 f"{what} {name!r} ran for longer than its timeout, and did not end when it was interrupted"
             )
-        elif info["actor"] is not None and not core.cancelled(store.client, task):
+        elif info["actor"] is not None and not cancels and not core.cancelled(store.client, task):
             words = f"actor {name} died while it ran this call: its process {pid} {how}"
             error = death_of_call(store, info["actor"], words)
             error.attempts = info["attempts"]
             error.on_purpose = self.ends_session or actors.info(store.client, info["actor"])["ended"] == actors.KILLED
         elif not info["function"][0]:  # a stand-in for an object of another node, which a dead process was fetching
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
-        elif core.cancelled(store.client, task) or info["attempts"] == 0:
+        elif cancels or core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
             outcome = tally.CANCELLED
         else:

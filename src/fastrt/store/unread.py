@@ -3,8 +3,8 @@
 A process prints the errors whose last reference it has dropped itself. The output of workers goes to the drivers as
 usual; the daemon and its uplink, which never unpickle a value, forward the bytes to the drivers (`forward`,
 `print_one`).
-Errors that the program itself caused (cancelled tasks, calls of an actor that it has killed) and errors of values that
-were lost with a node or session are not printed.
+Errors that the program itself caused (cancelled tasks, calls of actors that it has killed, or whose placement group
+it has removed) and errors of values that were lost with a node or session are not printed.
 
 A process prints at most PRINTED_MAX errors in WINDOW_S seconds, and afterwards the number of those it left out.
 """
@@ -25,6 +25,7 @@ from fastrt._core.objects import unread, unread_list
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt.errors import (
     ActorDiedError,
+    ActorUnschedulableError,
     ForkedRuntimeError,
     NotInitializedError,
     ObjectLostError,
@@ -36,6 +37,7 @@ from fastrt.store.serialize import deserialize
 
 PRINTED_MAX, WINDOW_S = 10, 5.0
 _EXPECTED = (TaskCancelledError, ObjectLostError, StaleReferenceError, NotInitializedError, ForkedRuntimeError)
+_DEATHS = (ActorDiedError, ActorUnschedulableError)  # a task that raised one of them has made a class of its own
 _FORWARDED_BYTES_MAX = 64 << 10  # of one message to a driver
 _SIBLINGS = 64
 
@@ -114,7 +116,9 @@ def _text_of(kind: int, data: bytes) -> str | None:
         return None
     try:
         error = deserialize(kind, data, ())
-        if issubclass(type(error), _EXPECTED) or (type(error) is ActorDiedError and error.on_purpose):
+        if issubclass(type(error), _EXPECTED):
+            return None
+        if isinstance(error, ActorDiedError) and type(error) in _DEATHS and error.on_purpose:
             return None
         return str(error) if hasattr(error, "traceback_text") else f"{type(error).__name__}: {error}"
     except Exception as exc:  # the error's own class is missing here, or raises

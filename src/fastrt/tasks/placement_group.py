@@ -216,7 +216,7 @@ def placement_group(
     specs = [same[frozenset(bundle.items())] for bundle in bundles]
     form = _Form(specs, amounts, strategy, name, _stored(name) if name else "", lifetime == "detached")
     store = store_client.require()
-    node, job = (store.client.segment.session, 0) if form.detached else _job_of_task(store)
+    node, job = (store.client.segment.session, 0) if form.detached else _job_here(store)
     if node == store.client.segment.session:
         return _make(store, form, job)
     return _made(node, form, job)
@@ -338,15 +338,14 @@ class _Form:
     detached: bool
 
 
-def _job_of_task(store: Store) -> tuple[str, int]:
+def _job_here(store: Store) -> tuple[str, int]:
     """Return where a group is made, and the number there of the job that it ends with; 0: with this process.
 
-    A worker lives on when the program ends whose task it has run, and a task may end long before its program.
+    A worker lives on when the program ends whose task it has run, and a task may end long before its program. A driver
+    has left before its groups end: what waits for them has been cancelled then, and makes no errors.
     """
     session = store.client.segment.session
     job = namespaces.job_here(store) if store.actor_here is None else 0
-    if job in (0, store.client.job):
-        return session, 0
     if not job >> JOB_BITS:
         return session, job
     found = find_job(store, job)
