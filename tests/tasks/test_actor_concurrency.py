@@ -272,6 +272,96 @@ def test_queued_and_running_calls_of_an_ordered_actor_are_cancelled(tmp_path, wa
     assert not (tmp_path / "1").exists()
 
 
+@fastrt.remote
+class Persistent:
+    """Its calls run to their end, also when they are cancelled."""
+
+    def __init__(self):
+        self.ended = 0
+
+    def _hold(self, started, gate):
+        pause = threading.Event()
+        open(started, "w").close()
+        while not os.path.exists(gate):
+            try:
+                pause.wait(0.002)
+            except KeyboardInterrupt:
+                pass
+        self.ended += 1
+
+    def scalar(self, started, gate):
+        self._hold(started, gate)
+        return 1
+
+    def large(self, started, gate):
+        self._hold(started, gate)
+        return list(range(3))
+
+    def items(self, started, gate):
+        self._hold(started, gate)
+        yield 1
+        yield 2
+
+    def count(self):
+        return self.ended
+
+
+class Awaiting(Persistent.cls):
+    """The same with coroutines."""
+
+    async def scalar(self, started, gate):
+        open(started, "w").close()
+        while not os.path.exists(gate):
+            try:
+                await asyncio.sleep(0.002)
+            except asyncio.CancelledError:
+                pass
+        self.ended += 1
+        return 1
+
+    async def count(self):
+        return self.ended
+
+
+@pytest.mark.parametrize("kind", ["threads", "alone", "coroutine"])
+def test_cancelled_call_that_runs_to_its_end_raises_all_the_same(kind, tmp_path, wait_until):
+    actor = (fastrt.remote(Awaiting) if kind == "coroutine" else Persistent).options(
+        max_concurrency=1 if kind == "alone" else 8
+    )
+    actor = actor.remote()
+    calls = [actor.scalar]
+    if kind == "threads":
+        calls += [
+            actor.large,
+            actor.large.options(num_returns=3),
+            actor.items.options(num_returns=2),
+            actor.items.options(num_returns="dynamic"),
+        ]
+    gate = tmp_path / "gate"
+    running = [call.remote(str(tmp_path / f"{k}"), str(gate)) for k, call in enumerate(calls)]
+    wait_until(lambda: all((tmp_path / f"{k}").exists() for k in range(len(calls))), "the calls to run")
+    for refs in running:
+        fastrt.cancel(refs[0] if isinstance(refs, list) else refs)
+    gate.touch()
+    for refs in running:
+        for ref in refs if isinstance(refs, list) else [refs]:
+            with pytest.raises(TaskCancelledError, match="while it ran"):
+                get(ref)
+    assert get(actor.count.remote()) == len(calls)
+
+
+def test_items_of_a_cancelled_generator_in_a_thread_end_with_the_error(tmp_path, wait_until):
+    actor = Persistent.options(max_concurrency=2).remote()
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    items = actor.items.options(num_returns="streaming").remote(str(started), str(gate))
+    wait_until(started.exists, "the generator to run")
+    fastrt.cancel(items)
+    gate.touch()
+    assert [get(next(items)) for _ in range(2)] == [1, 2]
+    with pytest.raises(TaskCancelledError):
+        get(next(items))
+
+
 def test_many_cancelled_calls_leave_the_others_in_order(wait_until):
     @fastrt.remote
     class Log:

@@ -142,7 +142,7 @@ class WithMore:
         return self.function.remote(*args, *self.more)
 
 
-def test_task_that_catches_the_interrupt_may_still_return_or_clean_up(start, tmp_path):
+def test_cancelled_task_runs_its_cleanup_code(start, tmp_path):
     @fastrt.remote
     def careful(started, gate, value):
         try:
@@ -154,6 +154,19 @@ def test_task_that_catches_the_interrupt_may_still_return_or_clean_up(start, tmp
     fastrt.cancel(task.ref)
     assert is_cancelled(task.ref)
     assert (tmp_path / "a.gate.cleaned").exists()
+
+
+def test_task_that_catches_the_interrupt_and_returns_has_its_value(start):
+    @fastrt.remote
+    def polite(started, gate, value):
+        try:
+            until.function(started, gate)
+        except KeyboardInterrupt:
+            return "left"
+
+    task = start("a", polite)
+    fastrt.cancel(task.ref)
+    assert fastrt.get(task.ref, timeout=60) == "left"
 
 
 def test_cancelled_task_is_not_retried(start):

@@ -24,6 +24,7 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
     killed, unless that runs another task by then. `get` on its results raises `TaskCancelledError`; it is not retried.
     An actor's call that has not begun never runs. A running call gets a KeyboardInterrupt where the actor runs one call
     at a time, and `asyncio.CancelledError` where it is a coroutine. A call that runs in a thread goes on to its end.
+    What a cancelled call returns is dropped; a task that catches the interrupt and returns has its value.
 
     The task may have been submitted by any node, and run on any node.
 

@@ -292,10 +292,13 @@ class Worker:
         """Seal the function's result, and end the task."""
         if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value), make_file=_is_no_scalar):
             return
-        count = core.info(self._client, task)["returns"]
+        info = core.info(self._client, task)
+        count = info["returns"]
         if count and inspect.isgenerator(value):
             items = self._drain(task, value, count)
             value = items if count > 1 else items[0]
+        if info["actor"] is not None and core.cancelled(self._client, task):
+            raise TaskCancelledError("the call was cancelled and has run to its end")  # `_fail` says it in its words
         if count == 1:
             self._store.put_result(task, 0, serialize(value))
         elif count:

@@ -249,8 +249,8 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     """Seal a task's only result and end the task.
 
     Returns:
-        False when the value is not a scalar, the task has another number of results, or its result is sealed
-        already (nothing happened).
+        False when the value is not a scalar, the task has another number of results, its result is sealed already,
+        or it is an actor's call that was cancelled (nothing happened).
     Raises:
         ObjectStoreFullError: no room for the value.
     """
@@ -260,7 +260,7 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     cdef int i, rc = FRT_OK
     cdef char *room
     _check_mine(client, t)
-    if x.tasks[t].nreturns != 1:
+    if x.tasks[t].nreturns != 1 or x.tasks[t].actor and task_is_cancelled(x, t):
         return False
     n = scalar_size(value, &kind)
     if n < 0:
