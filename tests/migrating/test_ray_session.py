@@ -277,7 +277,9 @@ def test_memory_is_rounded_down_and_accelerators_have_their_type(program):
             assert ray.cluster_resources()["memory"] == 2
             assert ray.cluster_resources()["accelerator_type:aws-neuron-core"] == 1
             old = ray.put(1)
-        with ray.init(num_cpus=1, object_store_memory=64 << 20, _memory=0.2):
+        with ray.init(num_cpus=2.0, object_store_memory=70e6 + 0.5, _memory=0.2):
+            assert ray.cluster_resources()["object_store_memory"] == 70_000_000
+            assert ray.cluster_resources()["CPU"] == 2
             assert ray.get(ray.remote(memory=0.5)(lambda: 1).remote(), timeout=30) == 1
             try:
                 ray.get(old)

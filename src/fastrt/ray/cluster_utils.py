@@ -219,6 +219,7 @@ def _words(node_args: Mapping[str, Any]) -> list[str]:
             continue
         if name not in _OPTIONS:
             raise UnsupportedError(refuse(f"option {name!r} of a node", "it has no such setting"))
+        value = session.amount(name, value)
         if name == "labels":
             value = ",".join(f"{key}={one}" for key, one in value.items())
         words += [_OPTIONS[name], json.dumps(value) if name == "resources" else str(value)]

@@ -28,6 +28,8 @@ _ADDRESS = "RAY_ADDRESS"
 
 # Options of `ray.init` that fastrt has under another name.
 _RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
+_BYTES = ("memory", "object_store_memory")
+_COUNTS = ("num_cpus", "num_workers")
 # Options without a meaning here: they change no result.
 WITHOUT_MEANING = (
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
@@ -137,11 +139,11 @@ def shutdown(wait_for_processes: bool = True) -> None:
 def init(
     address: str | None = None,
     *,
-    num_cpus: int | None = None,
+    num_cpus: float | None = None,
     num_gpus: float | None = None,
     resources: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
-    object_store_memory: int | None = None,
+    object_store_memory: float | None = None,
     local_mode: bool = False,
     ignore_reinit_error: bool = False,
     logging_config: LoggingConfig | None = None,
@@ -157,7 +159,7 @@ def init(
             one that the variable FASTRT_ADDRESS or RAY_ADDRESS names, else the node of `fastrt start` on this machine,
             the latest one if there are several; without one, None starts a session. "local": start one.
         num_cpus, num_gpus, resources, labels, object_store_memory: of the node of a session that is started. With
-            num_cpus=0 it runs actors, and tasks with `num_cpus=0`.
+            num_cpus=0 it runs actors, and tasks with `num_cpus=0`. Parts of a byte are rounded down.
         local_mode: run everything in this process.
         ignore_reinit_error: return the session that this process uses already.
         logging_config: how this process writes its log.
@@ -188,8 +190,8 @@ def init(
         logging_config.apply()
     try:
         runtime = driver.init(
-            num_workers=num_cpus,
-            object_store_memory=object_store_memory,
+            num_workers=amount("num_cpus", num_cpus),
+            object_store_memory=amount("object_store_memory", object_store_memory),
             address=None if address == "local" else address,
             num_gpus=num_gpus,
             resources=resources,
@@ -225,13 +227,24 @@ def find_session(address: str | None, runtime_dir: Any = None) -> str | None:
     return given if node is None else node.head
 
 
+def amount(name: str, value: Any) -> Any:
+    """Return an amount of a node as fastrt takes it; other values as they are.
+
+    Args:
+        name: of the option: bytes are rounded down, as Ray does, and a whole number of CPUs may be a float.
+        value: as given.
+    """
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    return int(value) if name in _BYTES or (name in _COUNTS and value.is_integer()) else value
+
+
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(Config)} | {"engine"}
     found: dict[str, Any] = {}
     for name, value in more.items():
         name = _RENAMED.get(name, name)
-        if name == "memory" and isinstance(value, float) and math.isfinite(value):
-            value = int(value)  # Ray rounds parts of a byte down
+        value = amount(name, value)
         if name in known:
             found[name] = value
         elif name in WITHOUT_MEANING or value is None or value is False:
