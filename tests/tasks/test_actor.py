@@ -222,6 +222,13 @@ def test_attribute_of_the_instance_does_not_hide_the_method_of_its_name():
     assert get(calls) == [3, "Model", 8, 4]
 
 
+def test_handle_is_written_the_same_in_all_processes(rt):
+    actor = Counter.options(name="written").remote()
+    text = repr(actor)
+    assert text == f"Actor(Counter, {actor._actor_id})"
+    assert get(fastrt.remote(repr).remote(actor)) == repr(fastrt.get_actor("written")) == text
+
+
 def test_actor_ends_with_its_last_handle_and_its_process_too(wait_until):
     actor = Counter.remote()
     pid = get(actor.pid.remote())

@@ -369,8 +369,11 @@ class ActorHandle(Generic[Instance]):
         return ActorHandle, (self._actor_ref,)
 
     def __repr__(self) -> str:
-        plan = self._actor_plan
-        return f"Actor({plan.name}, {self._actor_id})" if plan is not None else f"Actor(?, {self._actor_ref.hex()})"
+        with contextlib.suppress(FastrtError):
+            return f"Actor({plan_of(self).name}, {self._actor_id})"
+        from fastrt.ids import ActorID
+
+        return f"Actor(?, {ActorID.widened(self._actor_ref.hex())})"  # of an ended session, and never used in it
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and bool(self._actor_ref == other._actor_ref)
