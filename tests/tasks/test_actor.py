@@ -299,12 +299,12 @@ def test_named_actor_is_found_until_it_ends(wait_until):
     assert other == actor
     assert get(other.add.remote()) == 4
     assert fastrt.list_named_actors() == ["a"]
-    with pytest.raises(NameTakenError, match="'a' lives in this session already"):
+    with pytest.raises(NameTakenError, match="The name 'a' is already taken by an actor in this session"):
         Counter.options(name="a").remote()
     assert Counter.options(name="a", get_if_exists=True).remote(100) == actor
     del actor, other
     wait_until(lambda: not fastrt.list_named_actors(), "the name to be free")
-    with pytest.raises(ActorNotFoundError, match="no actor has the name 'a'"):
+    with pytest.raises(ActorNotFoundError, match="Failed to look up actor with name 'a'"):
         fastrt.get_actor("a")
     fastrt.kill(Counter.options(name="a", get_if_exists=True).remote())
 
@@ -338,13 +338,13 @@ def test_name_is_free_at_once_after_kill():
             AttributeError,
             "actor class Counter has no method 'subtract'; it has add, all_seen, fail",
         ),
-        (lambda a: a.add(1), TypeError, r"Counter.add is a method of an actor: call .add.remote\(...\)"),
+        (lambda a: a.add(1), TypeError, r"methods cannot be called directly: .* call .add.remote\(...\)"),
         (lambda a: a.add.remote(1, 2), TypeError, r"too many positional arguments; its signature is add\(by=1\)"),
         (lambda a: a.add.remote(to=1), TypeError, r"add\(\) got an unexpected keyword argument 'to'"),
         (lambda a: a.see.remote(), TypeError, r"see\(\) missing a required argument: 'what'"),
         (lambda a: a.add.options(num_returns=-1), ValueError, "num_returns is -1"),
         (lambda a: a.see.remote(threading.Lock()), SerializationError, "lock"),
-        (lambda a: Counter(1), TypeError, r"make an actor by Counter.remote\(...\)"),
+        (lambda a: Counter(1), TypeError, r"cannot be instantiated directly: .* by Counter.remote\(...\)"),
         (lambda a: Counter.remote(1, 2), TypeError, r"Counter\(\) too many positional arguments"),
         (lambda a: Counter.remote(threading.Lock()), SerializationError, "lock"),
         (lambda a: Counter.options(colour=1), TypeError, "'colour' is not an option of remote classes"),
@@ -366,7 +366,7 @@ def test_wrong_use_is_told_at_the_call(call, error, text):
 
 
 def test_wrong_class_is_told_when_it_is_made():
-    with pytest.raises(TypeError, match="a class cannot inherit from a remote class"):
+    with pytest.raises(TypeError, match="Inheriting from actor classes is not currently supported"):
 
         class Derived(Counter):
             pass

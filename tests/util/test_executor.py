@@ -164,7 +164,7 @@ def test_wrong_settings_are_refused(rt):
     for retries in (-1, 251, 1.0):
         with pytest.raises(ValueError, match="max_retries"):
             fastrt.Executor(max_retries=retries)
-    with pytest.raises(TypeError, match=r"remote function: call mul\.remote"), fastrt.Executor() as executor:
+    with pytest.raises(TypeError, match=r"call mul\.remote"), fastrt.Executor() as executor:
         executor.submit(fastrt.remote(mul), 1, 2).result()
 
 

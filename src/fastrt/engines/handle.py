@@ -31,7 +31,7 @@ class EngineMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = f"{self._handle._class_name}.{self._plan.name}"
-        raise TypeError(f"{name} is a method of an actor: call .{self._plan.name}.remote(...)")
+        raise TypeError(f"Actor methods cannot be called directly: {name} is one, call .{self._plan.name}.remote(...)")
 
     def __repr__(self) -> str:
         return f"ActorMethod({self._handle._class_name}.{self._plan.name})"

@@ -265,7 +265,9 @@ class RayEngine:
             actor = ray.get_actor(name, namespace)
         except ValueError:
             there = ", ".join(self.list_named_actors(False)) or "none"
-            raise ActorNotFoundError(f"no actor has the name {name!r} in this cluster; there are: {there}") from None
+            raise ActorNotFoundError(
+                f"Failed to look up actor with name {name!r} in this cluster; there are: {there}"
+            ) from None
         if not hasattr(actor, "_fastrt_methods"):
             raise UnsupportedError(f"actor {name!r} was made by a program that uses Ray directly; call it through Ray")
         try:

@@ -50,8 +50,8 @@ class ActorClass(Generic[P, Handle]):
     def __init__(self, cls: type, *more: Any, **options: Any) -> None:
         if more or not inspect.isclass(cls):
             raise TypeError(
-                f"remote takes a class here, not {cls!r}; a class cannot inherit from a remote class, but from the "
-                "plain one: RemoteClass.cls"
+                f"remote takes a class here, not {cls!r}. Inheriting from actor classes is not currently supported: "
+                "inherit from the plain one, RemoteClass.cls"
             )
         self.cls = cls
         given = {**_DEFAULTS, **_checked(options)}
@@ -68,7 +68,8 @@ class ActorClass(Generic[P, Handle]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.cls.__name__
         raise TypeError(
-            f"{name} is a remote class: make an actor by {name}.remote(...), or a plain object by .cls(...)"
+            f"Actors cannot be instantiated directly: make an actor by {name}.remote(...), "
+            f"or a plain object by {name}.cls(...)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -235,7 +236,7 @@ def taken_error(whole: str) -> NameTakenError:
     """The error where another actor has a name."""
     space, name = tasks_namespaces.split(whole)
     where = f"namespace {space!r} of this session" if space else "this session"
-    return NameTakenError(f"an actor with the name {name!r} lives in {where} already; choose another name")
+    return NameTakenError(f"The name {name!r} is already taken by an actor in {where}. Please use a different name")
 
 
 def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -155,7 +155,9 @@ class ActorMethod(Generic[P, R, Out]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         name = self._plan.name
-        raise TypeError(f"{self._actor.name}.{name} is a method of an actor: call .{name}.remote(...)")
+        raise TypeError(
+            f"Actor methods cannot be called directly: {self._actor.name}.{name} is one, call .{name}.remote(...)"
+        )
 
     def __repr__(self) -> str:
         return f"ActorMethod({self._actor.name}.{self._plan.name})"
@@ -503,7 +505,7 @@ def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> 
     where = f"namespace {space!r} of this session" if space else "this session"
     others = sorted({row["namespace"] for row in there if row["namespace"] != space and row["name"] == name})
     hint = f"; one is in namespace {', '.join(map(repr, others))}" if others else ""
-    return ActorNotFoundError(f"no actor has the name {name!r} in {where}; there are: {inside}{hint}")
+    return ActorNotFoundError(f"Failed to look up actor with name {name!r} in {where}; there are: {inside}{hint}")
 
 
 def find_elsewhere(store: Store, name: str) -> ObjectRef | None:

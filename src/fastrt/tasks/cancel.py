@@ -62,7 +62,8 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
     """
     if force and calls.is_call(store.client, ref):
         raise ValueError(
-            f"{ref!r} is the result of an actor's call: force would end the actor; use fastrt.kill for that"
+            f"force=True is not supported for {ref!r}, the result of an actor's call: "
+            "force would end the actor; use fastrt.kill for that"
         )
     maker = core.maker_of(store.client, ref)
     what, task, pid = core.cancel(store.client, ref, force, not recursive)

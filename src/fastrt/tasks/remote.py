@@ -83,7 +83,8 @@ class RemoteFunction(Generic[P, R, Out]):
         functools.update_wrapper(self, function, updated=())  # its attributes might be called like ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{self._name} is a remote function: call {self._name}.remote(...), or .function(...) here")
+        name = self._name
+        raise TypeError(f"Remote functions cannot be called directly: call {name}.remote(...), or {name}.function(...)")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By parts, so that a function that calls itself remotely can be pickled inside its own globals.
