@@ -151,7 +151,9 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
     check_actors(head.node_id, other.node_id)
     check_groups(other)
     check_tasks(other, str(tmp_path / "go on"), wait_until)
-    disk = cluster.add_node(num_cpus=0.0, num_gpus=0.0, object_store_memory=67e6, resources={"disk": 1})  # no worker, at first
+    disk = cluster.add_node(
+        num_cpus=0.0, num_gpus=0.0, object_store_memory=67e6, resources={"disk": 1}
+    )  # no worker, at first
     assert ray.get(node.options(num_cpus=0, resources={"disk": 1}).remote(), timeout=30) == disk.node_id
     cluster.remove_node(disk)
     cluster.remove_node(other, allow_graceful=False)

@@ -257,7 +257,9 @@ def test_names_are_found_and_actors_killed_on_other_nodes(runtime, two, wait_unt
     with pytest.raises(ActorDiedError, match=r"it was killed by fastrt\.kill"):
         get([keeper.add.remote() for _ in range(2)])
     wait_until(lambda: fastrt.list_named_actors() == ["here"], "the name to be free")
-    with pytest.raises(ActorNotFoundError, match="Failed to look up actor with name 'keeper' in this session; there are: here"):
+    with pytest.raises(
+        ActorNotFoundError, match="Failed to look up actor with name 'keeper' in this session; there are: here"
+    ):
         fastrt.get_actor("keeper")
     away = Counter.options(scheduling="two", name="away").remote()
     get(away.add.remote())
@@ -352,7 +354,7 @@ def test_attempts_are_counted_over_exceptions_and_deaths_there(two, tmp_path, wa
     fastrt.cancel(queued)
     with pytest.raises(fastrt.TaskCancelledError):
         get(queued)
-    with pytest.raises(ValueError, match="force=True is not supported .* force would end the actor"):
+    with pytest.raises(ValueError, match=r"force=True is not supported .* force would end the actor"):
         fastrt.cancel(running, force=True)
     fastrt.cancel(running)
     with pytest.raises(fastrt.TaskCancelledError):

@@ -3,6 +3,7 @@
 import pytest
 
 import fastrt
+from fastrt.util.scheduling_strategies import DoesNotExist, Exists, In, NodeLabelSchedulingStrategy, NotIn
 from support.amounts import counted
 from support.cluster import RunningNode, two_nodes
 
@@ -63,6 +64,24 @@ def test_task_runs_on_a_node_that_its_fallback_names(rt, wait_until):
     fallback = [{"label_selector": {"zone": "c"}}, {"label_selector": {"zone": "b"}}]
     refs = [where.options(label_selector={"zone": "d"}, fallback_strategy=fallback).remote() for _ in range(3)]
     assert fastrt.get(refs, timeout=PATIENCE_S) == ["two"] * 3
+
+
+@pytest.mark.parametrize(
+    ("hard", "soft", "expected"),
+    [
+        ({"zone": In("b", "c")}, None, "two"),
+        ({"zone": NotIn("a")}, None, "two"),
+        ({"zone": Exists()}, {"zone": In("b")}, "two"),
+        ({"disk": DoesNotExist(), "zone": In("b")}, {"disk": Exists()}, "two"),
+        (None, {"zone": In("b")}, "two"),
+    ],
+)
+def test_strategy_of_labels_places_tasks_and_actors(rt, wait_until, hard, soft, expected):
+    wait_for_both(wait_until)
+    strategy = NodeLabelSchedulingStrategy(hard, soft=soft)
+    actor = Where.options(scheduling_strategy=strategy).remote()
+    refs = [where.options(scheduling_strategy=strategy).remote(), actor.name.remote()]
+    assert fastrt.get(refs, timeout=PATIENCE_S) == [expected] * 2
 
 
 def test_task_is_bound_to_a_node_by_its_id(rt, wait_until):

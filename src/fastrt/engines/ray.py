@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import ray
 import ray.exceptions
+import ray.util.scheduling_strategies
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fastrt.engines import ray_errors
@@ -29,6 +30,7 @@ from fastrt.net.address import is_address, split_address
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.label_strategy import NodeLabelSchedulingStrategy
 from fastrt.tasks.method import CALL, MethodPlan, methods_of
 from fastrt.tasks.runtime_env import Environment
 
@@ -470,11 +472,23 @@ def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[
     place = options.pop("scheduling", options.pop("scheduling_strategy", None))
     if isinstance(place, str):
         options["scheduling_strategy"] = _PLACES.get(place.lower()) or NodeAffinitySchedulingStrategy(place, soft=False)
+    elif isinstance(place, NodeLabelSchedulingStrategy):
+        options["scheduling_strategy"] = _as_ray_says(place)
     elif place is not None and type(place).__module__.startswith("fastrt"):
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node_id, soft=place.soft)
     elif place is not None:
         options["scheduling_strategy"] = place
     return options
+
+
+def _as_ray_says(place: NodeLabelSchedulingStrategy) -> Any:
+    """Return Ray's object for a strategy of labels."""
+    strategies = ray.util.scheduling_strategies
+    hard, soft = (
+        {label: getattr(strategies, type(one).__name__)(*one.values) for label, one in given.items()}
+        for given in (place.hard, place.soft)
+    )
+    return strategies.NodeLabelSchedulingStrategy(hard, soft=soft)
 
 
 def _refuse(what: str) -> NoReturn:

@@ -38,12 +38,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "list_cluster_events": "fastrt keeps no list of events; `fastrt timeline` records them",
         "list_runtime_envs": "fastrt keeps no list of environments",
     },
-    "ray.util.scheduling_strategies": {
-        **dict.fromkeys(
-            ("DoesNotExist", "Exists", "In", "NodeLabelSchedulingStrategy", "NotIn"),
-            "it is deprecated in Ray; label_selector= selects nodes by their labels",
-        ),
-    },
     "ray.experimental": dict.fromkeys(
         ("channel", "compiled_dag_ref", "dynamic_resources", "internal_kv", "rdt", "set_resource", "shuffle"),
         "it is an experiment of Ray",

@@ -51,7 +51,8 @@ def resource_of(option: str, selector: Any, fallbacks: Sequence[Any] = ()) -> st
     Args:
         option: its name, for messages.
         selector: wanted values by label: "a" (this value), "!a" (not this value), "in(a, b)", "!in(a, b)". A node
-            without the label has no value: it matches "!a" and "!in(a, b)" only.
+            without the label has no value: it matches "!a" and "!in(a, b)" only. An empty value in a list stands for
+            such a node: "in(,a)" matches it, too, and "!in(,)" the nodes that have the label.
         fallbacks: further selectors in order, for when no node that matches the ones before has room. An empty one
             matches every node.
     Raises:
@@ -83,6 +84,12 @@ def _checked(option: str, selector: Any) -> dict[str, str]:
     return {label: with_own_ids(wanted) if label == NODE_ID else wanted for label, wanted in selector.items()}
 
 
+def wanting(unwanted: bool, values: Iterable[str]) -> str:
+    """Return what a selector says of a label: one of these values, or none of them; "" stands for no label."""
+    several = sorted(values)
+    return f"{'!' * unwanted}in({',' * (several == [''])}{','.join(several)})"
+
+
 def is_selector(resource: str) -> bool:
     """Whether a resource stands for a selector."""
     return resource.startswith(SELECTOR)
@@ -91,7 +98,7 @@ def is_selector(resource: str) -> bool:
 def matches(resource: str, labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels has a selector's resource. A resource that no selector has is nowhere."""
     return any(
-        all((labels.get(label) in values) != unwanted for label, unwanted, values in rules)
+        all((labels.get(label, "") in values) != unwanted for label, unwanted, values in rules)
         for rules in _rules(resource)
     )
 
@@ -153,6 +160,6 @@ def _rules_of(selector: Mapping[str, str]) -> _Rules:
         if given is None:
             raise ForeignTextError(f"a selector wants {wanted[:80]!r} of label {label[:80]!r}")
         unwanted, several, one = given.groups()
-        values = [one] if several is None else several.split(",")
+        values = [one] if several is None else several.split(",") if several.strip() else []
         found.append((label, bool(unwanted), frozenset(value.strip() for value in values)))
     return tuple(found)

@@ -19,7 +19,7 @@ from fastrt.errors import ArgumentError, ConfigError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_json
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import labels
+from fastrt.tasks import label_strategy, labels
 
 CPU = "CPU"
 GPU = "GPU"
@@ -152,6 +152,10 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
     value = given.get(name, "default")
     selectors = selecting(_SELECTOR, given.get(_SELECTOR), given.get(_FALLBACK, ()))
+    if label_strategy.is_strategy(value):
+        if selectors:
+            raise ArgumentError(f"give {_SELECTOR} or a NodeLabelSchedulingStrategy, not both")
+        selectors, value = ((label_strategy.resource_of(name, value), 1),), "default"
     if group_strategy(given) is not None:
         inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
         return _of_bounded_length(Demand(tuple(sorted(inside + selectors))))
@@ -383,4 +387,4 @@ def _strategy(option: str, value: Any) -> tuple[str, str, bool]:
     node, soft = getattr(value, "node_id", None), getattr(value, "soft", False)
     if isinstance(node, str) and node:
         return "", labels.with_own_ids(node), bool(soft)
-    raise TypeError(f"{option} is {value!r}; it must be 'spread', 'pack', a node's name or id, or a NodeAffinity")
+    raise TypeError(f"{option} is {value!r}; it must be 'spread', 'pack', a node's name or id, or a strategy")
