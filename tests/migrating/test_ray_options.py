@@ -6,6 +6,7 @@ import fastrt
 from fastrt.errors import UnsupportedError
 from fastrt.ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
 from fastrt.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from fastrt.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 
 @fastrt.remote
@@ -33,6 +34,26 @@ def test_placement_group_as_an_option_is_a_strategy(rt):
     assert fastrt.get(group_here.options(placement_group="default").remote()) is None
     assert fastrt.get(group_here.options(placement_group=None).remote()) is None
     remove_placement_group(group)
+
+
+def test_group_and_strategy_are_refused_together_wherever_they_are_given():
+    group = PlacementGroup("00", ({"CPU": 1.0},), "PACK", "", "")
+    strategies = ["SPREAD", NodeAffinitySchedulingStrategy("n"), PlacementGroupSchedulingStrategy(group)]
+    for what in (lambda: 1, type("Plain", (), {})):
+        for strategy in strategies:
+            by_strategy = fastrt.remote(scheduling_strategy=strategy)(what)
+            by_group = fastrt.remote(placement_group=group)(what)
+            for make in (
+                lambda by_strategy=by_strategy: by_strategy.options(placement_group=group),
+                lambda by_group=by_group, strategy=strategy: by_group.options(scheduling_strategy=strategy),
+                lambda what=what, s=strategy: fastrt.remote(placement_group=group, scheduling_strategy=s)(what),
+            ):
+                with pytest.raises(ValueError, match="give placement_group or a scheduling_strategy, not both"):
+                    make()
+            by_strategy.options(scheduling_strategy="SPREAD", placement_group="default")
+            by_strategy.options(placement_group=None)
+            by_group.options(placement_group=group, placement_group_bundle_index=0)
+        fastrt.remote(scheduling_strategy="DEFAULT")(what).options(placement_group=group)
 
 
 def test_what_is_no_group_is_refused():

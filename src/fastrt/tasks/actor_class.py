@@ -94,6 +94,7 @@ class ActorClass(Generic[P, Handle]):
         Raises:
             TypeError, ValueError: an option is unknown or wrong.
         """
+        tasks_options.refuse_two_places(self._options, options)
         found: ActorClass[P, Handle] = ActorClass(self.cls, **{**self._options, **_checked(options)})
         if options.get("allow_out_of_order_execution") is False:
             found._check_order()

@@ -250,6 +250,24 @@ def from_ray(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def refuse_two_places(before: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse a placement group where a strategy was given before, and a strategy where a group was, as Ray does.
+
+    Args:
+        before: the options of the function or class, as they are kept.
+        options: further ones, as they were given.
+    Raises:
+        ArgumentError: they name two places.
+    """
+    earlier = before.get("scheduling_strategy") or before.get("scheduling") or "DEFAULT"
+    if earlier == "DEFAULT":
+        return
+    group = options.get("placement_group") or "default"
+    strategy = options.get("scheduling_strategy") or options.get("scheduling") or "DEFAULT"
+    if strategy != "DEFAULT" if getattr(earlier, "by_option", False) else group != "default":
+        raise ArgumentError("give placement_group or a scheduling_strategy, not both: one was given before")
+
+
 def check_names(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse options that there are not.
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastrt._core.memory.clients import JOB_BITS
 from fastrt._core.tasks import actors
@@ -128,7 +128,7 @@ class PlacementGroup(Group):
 
     def as_strategy(self, index: int, capture: bool) -> PlacementGroupSchedulingStrategy:
         """Return the strategy of a task that gets its resources from the group; arguments as for the class."""
-        return PlacementGroupSchedulingStrategy(self, index, capture)
+        return _Option(self, index, capture)
 
     def inside(self, amounts: Amounts, index: int) -> Amounts:
         """Return the demand of a task that gets its resources from the bundle of that index; -1: from any.
@@ -165,12 +165,18 @@ class PlacementGroupSchedulingStrategy:
     placement_group: PlacementGroup | None
     placement_group_bundle_index: int = -1
     placement_group_capture_child_tasks: bool = False
+    by_option: ClassVar[bool] = False  # whether it was given by the option `placement_group=`
 
     def __post_init__(self) -> None:
         if self.placement_group is not None and not isinstance(self.placement_group, PlacementGroup):
             raise ArgumentError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
         if not isinstance(self.placement_group_capture_child_tasks, bool):
             raise TypeError("placement_group_capture_child_tasks must be True or False")
+
+
+@dataclass(frozen=True)
+class _Option(PlacementGroupSchedulingStrategy):
+    by_option: ClassVar[bool] = True
 
 
 def placement_group(

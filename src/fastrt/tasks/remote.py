@@ -133,6 +133,7 @@ class RemoteFunction(Generic[P, R, Out]):
             TypeError: an unknown option.
             ValueError: an option is out of range.
         """
+        tasks_options.refuse_two_places(self._settings.given, options)
         options = tasks_options.from_ray(FUNCTIONS, options)
         tasks_options.check_names(FUNCTIONS, options)
         return RemoteFunction(self._function, **{**self._settings.given, **options})
