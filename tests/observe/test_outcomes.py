@@ -9,6 +9,7 @@ import pytest
 import fastrt
 import fastrt.ray.util.state as state
 from fastrt._core.tasks import failures as core_failures
+from fastrt.errors import UnsupportedError
 from fastrt.observe import ended, listing, reading
 from fastrt.store import client as store_client
 
@@ -141,6 +142,9 @@ def test_lists_show_failed_tasks_newest_first(rt, wait_until):
     with pytest.raises(ValueError, match="there is no column 'waits_for'"):
         fastrt.list_tasks(state="failed", waits_for="x")
     ended = state.list_tasks(filters=[("state", "=", "FAILED"), ("name", "=", "fails")])
+    assert state.list_tasks(filters=[("STATE", "=", "failed"), ("Name", "=", "fails")]) == ended
+    with pytest.raises(UnsupportedError, match="FINISHED"):
+        state.list_tasks(filters=[("State", "=", "FINISHED")])
     assert {one.error_type for one in ended} == {"TASK_EXECUTION_EXCEPTION"}
     assert (ended[0].error_message, ended[0].state) == ("ValueError: two", "FAILED")
     first, _ = refs = fails.options(num_returns=2).remote("three")

@@ -86,7 +86,7 @@ def list_tasks(
         UnsupportedError: the filter wants finished tasks, of which no record is kept.
         ValueError: as `list_actors`.
     """
-    states = {str(value).upper() for name, operator, value in filters or () if (name, operator) == ("state", "=")}
+    states = {str(value).upper() for name, operator, value in _lowered(filters) if (name, operator) == ("state", "=")}
     if "FINISHED" in states:
         why = "no record of a task that has succeeded is kept; summarize_tasks() counts them, get_task(ref) finds one"
         raise UnsupportedError(refuse('list_tasks with the filter ("state", "=", "FINISHED")', why))
@@ -371,7 +371,7 @@ def _first(rows: Sequence[Any]) -> Any:
 
 
 def _select(kind: type[_State], rows: Any, filters: Filters, limit: int) -> list[_State]:
-    wanted = list(filters or ())
+    wanted = _lowered(filters)
     for name, operator, _ in wanted:
         if operator not in _OPERATORS:
             raise ValueError(f"the operator {operator!r} is unknown; there are: {', '.join(_OPERATORS)}")
@@ -379,6 +379,11 @@ def _select(kind: type[_State], rows: Any, filters: Filters, limit: int) -> list
             raise ValueError(f"{kind.__name__} has no field {name!r} to filter by; it has {sorted(kind.columns())}")
     found = [row for row in rows if all(_fits(row[name], operator, value) for name, operator, value in wanted)]
     return found[:limit] if limit else found
+
+
+def _lowered(filters: Filters) -> list[tuple[str, str, Any]]:
+    """The filters, with their keys as fields are written; Ray takes keys in any case."""
+    return [(str(name).lower(), operator, value) for name, operator, value in filters or ()]
 
 
 def _fits(value: Any, operator: str, wanted: Any) -> bool:
