@@ -290,3 +290,59 @@ def test_memory_is_rounded_down_and_accelerators_have_their_type(program):
         """
     )
     one.finish()
+
+
+def test_job_config_gives_namespace_environment_folders_and_lifetime(program, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "found_by_path.py").write_text("VALUE = 5\n")
+    one = program(
+        """
+        import os, threading
+        from fastrt import ray
+        from fastrt.ray.job_config import JobConfig
+        from fastrt.ray.util.state import list_actors
+
+        @ray.remote
+        def look():
+            import found_by_path
+            return found_by_path.VALUE, os.environ["COLOUR"], ray.get_runtime_context().namespace
+
+        @ray.remote
+        class Child:
+            def here(self):
+                return True
+
+        @ray.remote(lifetime="non_detached")
+        class Owner:
+            def make(self, lifetime):
+                return ray.get(Child.options(lifetime=lifetime, name=f"child-{lifetime}").remote().here.remote())
+
+        folder = os.environ["FOLDER"]
+        config = JobConfig(code_search_path=[folder, "/no/such/folder"], metadata={"a": "b"}, ray_namespace="ours",
+                           default_actor_lifetime="detached")
+        config.set_runtime_env({"env_vars": {"COLOUR": "blue"}}, validate=True)
+        config.set_metadata("c", "d")
+        assert config.metadata == {"a": "b", "c": "d"}
+        settings = {"num_cpus": 1, "object_store_memory": 64 << 20}
+        with ray.init(**settings, job_config=config):
+            assert ray.get(look.remote(), timeout=30) == (5, "blue", "ours")
+            Child.options(name="mine").remote()
+            owner = Owner.remote()
+            assert ray.get([owner.make.remote(lifetime) for lifetime in (None, "non_detached")], timeout=30)
+            del owner
+            while {row.name for row in list_actors(filters=[("state", "=", "ALIVE")])} != {"mine", "child-None"}:
+                threading.Event().wait(0.01)
+            assert ray.get([ray.get_actor(name).here.remote() for name in ("mine", "child-None")], timeout=30)
+        config = JobConfig.from_json({"ray_namespace": "ours", "runtime_env": {"env_vars": {"COLOUR": "red"}}})
+        own = {"env_vars": {"COLOUR": "green"}, "import_paths": [folder]}
+        with ray.init(**settings, namespace="mine", job_config=config, runtime_env=own):
+            assert ray.get(look.remote(), timeout=30) == (5, "green", "mine")
+        for wrong in ({"default_actor_lifetime": "long"}, {"jvm_options": ["-X"]}, {"code_search_path": folder}):
+            try:
+                JobConfig(**wrong)
+            except Exception as exc:
+                print(type(exc).__name__)
+        """,
+        FOLDER=str(tmp_path / "code"),
+    )
+    assert one.finish()[0].split() == ["ValueError", "UnsupportedError", "TypeError"]

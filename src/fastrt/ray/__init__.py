@@ -92,6 +92,7 @@ _MODULES = (
     "dag",
     "data",
     "experimental",
+    "job_config",
     "remote_function",
     "runtime_env",
     "types",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastrt.errors import UnsupportedError
 
 LIBRARY = "it is one of Ray's libraries, and fastrt has Ray's core only"
-_OTHER_LANGUAGE = "fastrt's workers run Python only"
+OTHER_LANGUAGE = "fastrt's workers run Python only"
 _RAY_CLIENT = "fastrt has no client outside of its cluster; a program runs on a node of it"
 _PRIVATE = "it is not public in Ray"
 _DEPRECATED = "it is deprecated in Ray"
@@ -17,11 +17,11 @@ REFUSED: dict[str, dict[str, str]] = {
     "ray": {
         **dict.fromkeys(("air", "llm", "rllib", "serve", "train", "tune", "workflow"), LIBRARY),
         **dict.fromkeys(
-            ("Language", "cpp_function", "cross_language", "java_actor_class", "java_function"), _OTHER_LANGUAGE
+            ("Language", "cpp_function", "cross_language", "java_actor_class", "java_function"), OTHER_LANGUAGE
         ),
         **dict.fromkeys(("ClientBuilder", "client", "client_builder"), _RAY_CLIENT),
         **dict.fromkeys(("_config", "_common", "core", "internal", "widgets"), _PRIVATE),
-        **dict.fromkeys(("dashboard", "job_config", "job_submission", "scripts"), _CLUSTER),
+        **dict.fromkeys(("dashboard", "job_submission", "scripts"), _CLUSTER),
     },
     "ray.util": {
         **dict.fromkeys(("connect", "disconnect", "client", "client_connect"), _RAY_CLIENT),

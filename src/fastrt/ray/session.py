@@ -13,6 +13,7 @@ from typing import Any
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError, UnsupportedError
 from fastrt.ids import NodeID
+from fastrt.ray.job_config import JobConfig
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
@@ -38,7 +39,6 @@ WITHOUT_MEANING = (
     "_driver_object_store_memory", "_temp_dir", "_node_ip_address",
 )  # fmt: skip
 REASONS = {
-    "job_config": "a job has no settings beside those of init",
     "enable_resource_isolation": "fastrt does not limit its workers by cgroups",
     "cgroup_path": "fastrt does not limit its workers by cgroups",
     "system_reserved_cpu": "fastrt does not limit its workers by cgroups",
@@ -150,6 +150,7 @@ def init(
     log_to_driver: bool | None = None,
     namespace: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
+    job_config: JobConfig | None = None,
     **more: Any,
 ) -> RayContext:
     """Join the node that `fastrt start` runs on this machine, or start a session.
@@ -166,6 +167,7 @@ def init(
         log_to_driver: whether the output of workers is printed here.
         namespace: of actors' names.
         runtime_env: the default environment of tasks and actors.
+        job_config: the namespace, the environment, and more; the arguments above take precedence.
         **more: Ray's other options, which change no result here; settings of `fastrt.init`.
     Raises:
         UnsupportedError: an option that fastrt has not.
@@ -186,8 +188,7 @@ def init(
     settings = _settings(more)
     settings |= {} if log_to_driver is None else {"log_to_driver": log_to_driver}
     settings |= {} if labels is None else {"labels": labels}
-    if logging_config is not None:
-        logging_config.apply()
+    settings |= _of_job(job_config or JobConfig(), namespace, runtime_env, logging_config)
     try:
         runtime = driver.init(
             num_workers=amount("num_cpus", num_cpus),
@@ -197,13 +198,27 @@ def init(
             resources=resources,
             ignore_reinit_error=ignore_reinit_error,
             local_mode=local_mode,
-            runtime_env=dict(runtime_env) if runtime_env else None,
-            namespace=namespace,
             **settings,
         )
     except AttachError as exc:
         raise NoSessionError(str(exc)) from None
     return RayContext(runtime)
+
+
+def _of_job(
+    config: JobConfig,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    logging_config: LoggingConfig | None,
+) -> dict[str, Any]:
+    """Configure the log of this process; return the settings of the program, its own arguments first."""
+    if not isinstance(config, JobConfig):
+        raise TypeError(f"job_config is {config!r}; it must be a ray.job_config.JobConfig")
+    log = logging_config or config.py_logging_config
+    if log is not None:
+        log.apply()
+    space = config.ray_namespace if namespace is None else namespace
+    return {"namespace": space, "runtime_env": config.environment(runtime_env)}
 
 
 def find_session(address: str | None, runtime_dir: Any = None) -> str | None:

@@ -199,12 +199,12 @@ class ActorClass(Generic[P, Handle]):
             waits=() if wanted is None else _missing(store, (*args, *kwargs.values())),
         )
         ref = store.put_serialized(serialize(plan))
-        detached = options["lifetime"] == "detached"
+        lifetime = options["lifetime"] or (around and around.actor_lifetime)
         name = tasks_namespaces.stored(options["name"], options["namespace"]) if options["name"] else ""
         taken = bool(name) and find_elsewhere(store, name) is not None
         if not taken:
-            restarts = options["max_restarts"]
-            taken = actors.create(store.client, ref, cls_ref.objref, name, restarts, detached, wanted) is None
+            restarts = options["max_restarts"], lifetime == "detached"
+            taken = actors.create(store.client, ref, cls_ref.objref, name, *restarts, wanted) is None
         if taken:
             raise taken_error(name)
         if store.tell is not None:

@@ -51,6 +51,7 @@ class Environment:
         excludes: patterns of files that other nodes do not need.
         packages: archives of the working folder and of the modules, for other nodes; not part of a `runtime_env`.
         namespace: of names of actors; not part of a `runtime_env`, but inherited with it.
+        actor_lifetime: of actors that are made inside without a lifetime; not part of a `runtime_env` either.
         strategy: the placement group to run in, and whether tasks from inside run there, too; from another option.
     """
 
@@ -64,12 +65,13 @@ class Environment:
     excludes: tuple[str, ...] = ()
     packages: tuple[Package, ...] = ()
     namespace: str | None = None
+    actor_lifetime: str | None = None
     strategy: Any = None
 
     @property
     def changes_nothing(self) -> bool:
         """Whether it changes nothing in a process that enters it."""
-        return self == Environment(namespace=self.namespace, strategy=self.strategy)
+        return self == Environment(namespace=self.namespace, actor_lifetime=self.actor_lifetime, strategy=self.strategy)
 
     def extended_by(self, own: Environment | None) -> Environment:
         """Return the environment that tasks submitted from inside this one inherit.
@@ -123,7 +125,7 @@ class _Bound(Protocol):
 
 
 _FIELDS = tuple(field.name for field in fields(Environment))
-_KEYS = tuple(name for name in _FIELDS if name not in ("packages", "namespace", "strategy"))
+_KEYS = tuple(name for name in _FIELDS if name not in ("packages", "namespace", "actor_lifetime", "strategy"))
 _CONFIG = "config"  # of Ray's; without effect
 _current: Environment | None = None
 _heritage: Environment | None = None  # for tasks of this process: the current one without the placement group
