@@ -222,6 +222,30 @@ def test_attribute_of_the_instance_does_not_hide_the_method_of_its_name():
     assert get(calls) == [3, "Model", 8, 4]
 
 
+def test_dir_has_what_a_shell_completes(rt):
+    class Plain:
+        LIMIT = 5
+
+        def forget(self):
+            pass
+
+        def add(self):
+            pass
+
+    def shown(what):
+        return {name for name in dir(what) if not name.startswith("_")}
+
+    remote = fastrt.remote(Plain)
+    assert shown(remote) == {"LIMIT", "add", "bind", "forget", "options", "remote"}
+    assert shown(Counter) == {"add", "all_seen", "fail", "pair", "pid", "see", "title", "twice", *shown(remote)} - {
+        "LIMIT", "forget"
+    }  # fmt: skip
+    actor = remote.remote()
+    assert shown(actor) == {"add", "forget"}
+    assert shown(actor.add) == {"bind", "options", "remote"}
+    assert shown(fastrt.remote(shown)) == {"bind", "function", "options", "remote"}
+
+
 def test_handle_is_written_the_same_in_all_processes(rt):
     actor = Counter.options(name="written").remote()
     text = repr(actor)

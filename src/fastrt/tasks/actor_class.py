@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastrt.tasks.typed import ClassOptions
 
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
+_NOT_COMPLETED = {"cls", "forget", "given_options"}
 _DEFAULTS = {name: option.default for name, option in tasks_options.OPTIONS[CLASSES].items()}
 
 
@@ -82,6 +83,11 @@ class ActorClass(Generic[P, Handle]):
         if cls is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(cls, name)
+
+    def __dir__(self) -> list[str]:
+        # What a shell completes: the class's own names, as in Ray, and what makes actors.
+        own = {name for name in dir(self.cls) if not name.startswith("__")}
+        return sorted(own | {*super().__dir__()} - _NOT_COMPLETED)
 
     def __repr__(self) -> str:
         return f"ActorClass({self.cls.__qualname__})"

@@ -159,6 +159,9 @@ class ActorMethod(Generic[P, R, Out]):
             f"Actor methods cannot be called directly: {self._actor.name}.{name} is one, call .{name}.remote(...)"
         )
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - {"forget"})
+
     def __repr__(self) -> str:
         return f"ActorMethod({self._actor.name}.{self._plan.name})"
 

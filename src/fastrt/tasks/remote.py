@@ -90,6 +90,9 @@ class RemoteFunction(Generic[P, R, Out]):
         # By parts, so that a function that calls itself remotely can be pickled inside its own globals.
         return _empty, (), {"function": self._function, **self._settings.given}, None, None, _fill
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - {"forget", "given_options"})
+
     def __repr__(self) -> str:
         return f"RemoteFunction({self._name})"
 
