@@ -164,3 +164,31 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
     assert ray.get(node._remote(kwargs={}, num_cpus=0)) == head.node_id
     assert cluster.remaining_processes_alive()
     assert not other.is_alive()
+
+
+SAYS_ONCE = """
+import sys
+import fastrt.ray as ray
+from fastrt.ray.cluster_utils import Cluster
+
+@ray.remote(num_cpus=0, max_retries=0)
+def fail():
+    print("a word", file=sys.stderr)
+    raise ValueError("never mind")
+
+cluster = Cluster()
+for _ in range(2):
+    cluster.add_node(num_cpus=1, object_store_memory=64 << 20)
+ray.init(address=cluster.address)
+ray.wait([fail.remote()])
+group = ray.util.placement_group([{"CPU": 9}])
+assert not group.wait(0.5)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_what_a_program_prints_of_its_cluster_is_on_its_terminal_once(program):
+    """Its nodes have the same terminal, and printed it too."""
+    _, err = program(SAYS_ONCE).finish()
+    assert [err.count(words) for words in ("a word", "was never read", "which the nodes do not suffice")] == [1, 1, 1]

@@ -23,7 +23,8 @@ from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.nodes import nodes_at
 
 _START_S = _END_S = 30.0  # for a node to start, and to end in order
-_START = "from fastrt.cli.main import main; main()"
+# The node's own terminal is the program's, which prints the output of its tasks, their errors and the warnings itself.
+_START = "from fastrt.runtime.session import Embedded; Embedded.logs = ''; from fastrt.cli.main import main; main()"
 _START_FOR_US = f"from fastrt.net.supervise import end_with_starter; end_with_starter(); {_START}"
 _DEFAULTS = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 150 << 20}
 _OPTIONS = {

@@ -48,10 +48,11 @@ class Runtime:
         object_store_memory: the store's size in bytes.
         socket_path: where other processes join.
         on_exit: called at the end of a `with` statement.
+        logs: which output of workers it shows, see `join.join`.
     """
 
     on_exit: Callable[[], None]
-    _logs = "node"  # which output of workers it shows
+    logs = "node"
 
     def __init__(self, config: Config, socket_path: str, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -61,7 +62,7 @@ class Runtime:
         self._namespace = ""
         self._noted: ObjectRef | None = None  # holds the namespace
         self._store: Store | None
-        self._store, self._link = self._join(self._logs if config.log_to_driver else "")
+        self._store, self._link = self._join(self.logs if config.log_to_driver else "")
         warnings.configure(config.advice)
         unread.start()
         if config.record_call_sites:
@@ -212,7 +213,7 @@ class Embedded(Runtime):
             try:
                 self._processes.start_daemon(adopt=segment.name)
                 self._link.close()
-                self._link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
+                self._link = join.rejoin(self.socket_path, logs=self.logs if self._config.log_to_driver else "")
                 if self._leaving:
                     self._link.send(messages.Bye())  # `close` sent it to the dead daemon
                 return True
@@ -247,13 +248,13 @@ class Embedded(Runtime):
 class Attached(Runtime):
     """A driver in the session of a cluster's node, which goes on without it."""
 
-    _logs = "all"
+    logs = "all"
 
     def _replace_daemon(self, segment: Segment) -> bool:
         until = time.monotonic() + _COMEBACK_S
         while not self._leaving and time.monotonic() < until:
             try:
-                link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
+                link = join.rejoin(self.socket_path, logs=self.logs if self._config.log_to_driver else "")
             except FastrtError:
                 time.sleep(_COMEBACK_STEP_S)
                 continue
