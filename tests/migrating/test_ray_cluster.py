@@ -136,7 +136,8 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
         Cluster(head_node_args={"num_cpus": 1})
     with pytest.raises(UnsupportedError, match="'colour'"):
         cluster.add_node(colour="red")
-    head = cluster.add_node(num_cpus=None, object_store_memory=64 << 20, include_dashboard=False)  # of one CPU
+    none = {"labels": {}, "resources": {}}
+    head = cluster.add_node(num_cpus=None, object_store_memory=64 << 20, include_dashboard=False, **none)  # of one CPU
     other = cluster.add_node(num_cpus=1.0, object_store_memory=67e6, resources={"seat": 2}, labels={"zone": "a"})
     ray.init(address=cluster.address)
     assert cluster.head_node is head

@@ -216,7 +216,7 @@ def _words(node_args: Mapping[str, Any]) -> list[str]:
     """The options of `fastrt start` for those of a node of Ray."""
     words = []
     for name, value in node_args.items():
-        if name.startswith("_") or name in _WITHOUT_MEANING or name in session.WITHOUT_MEANING:
+        if name.startswith("_") or name in _WITHOUT_MEANING or name in session.WITHOUT_MEANING or value == {}:
             continue
         if name not in _OPTIONS:
             raise UnsupportedError(refuse(f"option {name!r} of a node", "it has no such setting"))
