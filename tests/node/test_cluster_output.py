@@ -114,6 +114,10 @@ def nested():
     fastrt.get(say.options(scheduling="two").remote("nested"))
 
 @fastrt.remote
+def back():
+    fastrt.get(say.options(scheduling="one").remote("there and back"))
+
+@fastrt.remote
 class Built:
     def __init__(self):
         print("built")
@@ -130,31 +134,36 @@ with fastrt.init(address="auto"):
     if OTHERS:
         print("waits", flush=True)
         until(PATH)
-        fastrt.get(say.options(scheduling="two").remote("mine"))
+        fastrt.get([say.options(scheduling=node).remote("mine") for node in ("one", "two")])
         print("got", flush=True)
     else:
         fastrt.get([say.options(scheduling="two").remote("direct"), nested.options(scheduling="two").remote()])
         built = Built.options(scheduling="two").remote()
         fastrt.get(built.call.remote())
+        fastrt.get([say.options(scheduling="one").remote("here"), back.options(scheduling="two").remote()])
+        if os.fork() == 0:
+            fastrt.get(say.options(scheduling="one").remote("of a child"))
+            os._exit(0)
     until(PATH)
 """
 
 
-def test_driver_shows_no_output_of_another_drivers_tasks_on_other_nodes(program, nodes, tmp_path):
+def test_driver_shows_no_output_of_another_drivers_tasks_on_any_node(program, nodes, tmp_path):
     path = tmp_path / "go"
     text = PRINTS.replace("PATH", repr(str(path)))
     other = program(text.replace("OTHERS", "True"))
     other.wait_for_line("waits")
     driver = program(text.replace("OTHERS", "False"))
-    lines = [driver.wait_for_line("(").rstrip() for _ in range(5)]
+    lines = [driver.wait_for_line("(").rstrip() for _ in range(8)]
     path.touch()
     assert said(lines) == [
-        "(Built, node=two) built", "(Built, node=two) called", "(say, node=two) by the constructor",
-        "(say, node=two) direct", "(say, node=two) nested",
+        "(Built, node=two) built", "(Built, node=two) called", "(say) here", "(say) of a child",
+        "(say) there and back", "(say, node=two) by the constructor", "(say, node=two) direct",
+        "(say, node=two) nested",
     ]  # fmt: skip
     driver.finish()
     out, err = other.finish()
-    assert (said(out.splitlines()), err) == (["(say, node=two) mine"], "")
+    assert (said(out.splitlines()), err) == (["(say) mine", "(say, node=two) mine"], "")
 
 
 def test_driver_that_switches_output_off_shows_none(program, nodes):

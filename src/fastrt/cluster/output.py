@@ -43,6 +43,11 @@ class OutputOfTasks:
         """
         job = self._jobs.name(message.job)
         node = node_of(job)
+        here = self._jobs.here(job)
+        if here:  # its task has been on another node
+            text = "".join(f"({message.source}) {line}\n" for line in message.lines)
+            self._daemon.send(messages.RemoteOutput(here, text, message.is_error, message.is_update))
+            return
         prefix = f"({message.source}, node={self._name}) "
         text = "".join(f"{prefix}{line}\n" for line in message.lines)
         output = _Output(text=text, error=message.is_error, update=message.is_update, job=job)

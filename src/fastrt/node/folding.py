@@ -1,7 +1,8 @@
 """Folds repeated lines of workers' output: the first passes at once, the others become one line with their number.
 
-A line counts as repeated if another process printed the same text within the window, or the same process printed it
-just before. So a table or a loop of one process keeps its lines, and a warning that each worker prints appears once.
+A line counts as repeated if another process printed the same text for the same job within the window, or the same
+process printed it just before. So a table or a loop of one process keeps its lines, and a warning that each worker
+prints appears once.
 
 Source: the log deduplication of Ray, which compares lines without their numbers; here equal lines only are folded.
 """
@@ -36,7 +37,7 @@ class Folding:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[tuple[bool, str], _Seen] = {}  # oldest first
+        self._seen: dict[tuple[bool, int, str], _Seen] = {}  # by stream, job and line; oldest first
         self._before: dict[tuple[int, bool], str] = {}  # the last line of each stream
 
     def take(self, printed: Printed) -> Iterator[Printed]:
@@ -84,9 +85,10 @@ class Folding:
         self._before[stream] = line
         if len(line) > _CHARS_MAX or not line.strip():
             return False
-        seen = self._seen.get((printed.is_error, line))
+        key = printed.is_error, printed.source.job, line
+        seen = self._seen.get(key)
         if seen is None:
-            self._seen[printed.is_error, line] = _Seen(now, pid, printed._replace(lines=[line]))
+            self._seen[key] = _Seen(now, pid, printed._replace(lines=[line]))
             return False
         if seen.pids == {pid} and before != line:
             return False

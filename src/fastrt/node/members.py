@@ -6,9 +6,11 @@ import os
 import selectors
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory.clients import (
+    JOB_BITS,
     KIND_ACTOR,
     KIND_DRIVER,
     KIND_TOOL,
@@ -89,6 +91,19 @@ class Members:
     def has_drivers(self) -> bool:
         """Whether a driver uses the session."""
         return any(member.kind == "driver" and not member.left for member in self)
+
+    def readers(self, job: int) -> list[Link]:
+        """The connections of the processes that show the output of a job's tasks; 0: unknown, which all show.
+
+        A driver shows that of its own job, and of those of children that it has forked. For a job of another node only
+        those that show everything are named here: the uplink knows its driver.
+        """
+        driver = None if job >> JOB_BITS else next((one for one in self if one.job == job), None)
+        is_shared = job == 0 or (driver is not None and driver.kind != "driver")  # by a child of a worker: by no driver
+        while driver is not None and driver.kind == "driver" and not driver.logs:
+            driver = self.get(_parent_of(driver.pid))
+        links = [(one, one.link) for one in self if one.link is not None and one.logs]
+        return [link for one, link in links if is_shared or one is driver or one.logs == "node"]
 
     def has_job(self, job: int) -> bool:
         """Whether the process with this job uses the session: a driver, or an uplink for jobs that it does not know."""
@@ -184,3 +199,11 @@ class Members:
     def _on_death(self, member: Member) -> None:
         self._selector.unregister(member.pidfd)
         member.gone_at = time.monotonic()
+
+
+def _parent_of(pid: int) -> int:
+    """The process that has started another one; 0: that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -180,9 +180,11 @@ class Output:
             self._pass_on(shown)
 
     def _pass_on(self, printed: Printed) -> None:
-        """Print output of a worker at the drivers here, and forward it if its task may come from another node."""
+        """Print output of a worker at its driver, and forward it if its task may come from another node."""
         if self._meter is None or not self._readers() or self._meter.passes(printed.lines):
-            self.log(printed.text(), printed.is_error, printed.is_update)
+            log = Log(printed.text(), printed.is_error, printed.is_update)
+            for link in self._members.readers(printed.source.job):
+                link.post(log)
         owner = self._members.by_index((printed.source.job & 0xFFFF) - 1)
         if self._log_to_driver and (owner is None or owner.kind != "driver"):
             self._forwarding.forward(printed, self._uplink())

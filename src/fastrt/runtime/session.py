@@ -185,10 +185,12 @@ class Runtime:
 
 
 class Embedded(Runtime):
-    """A session that this process has started for itself."""
+    """A session that this process has started for itself, or that of `fastrt start`, which shows all output."""
 
-    def __init__(self, config: Config, processes: Processes) -> None:
+    def __init__(self, config: Config, processes: Processes, cluster: bool) -> None:
         self._processes = processes
+        if not cluster:
+            self.logs = "all"
         super().__init__(config, processes.socket_path, config.num_workers)
 
     def forget(self) -> None:
@@ -302,7 +304,7 @@ def start(config: Config, cluster: bool = False, is_head: bool = True, beside: S
     processes = Processes(config, cluster, is_head, beside)
     try:
         processes.start_daemon()
-        return Embedded(config, processes)
+        return Embedded(config, processes, cluster)
     except BaseException:
         processes.end(patience_s=1.0)
         raise

@@ -168,8 +168,8 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
         kind: "driver", "worker", "actor", "tool" or "child" (of a worker, forked by a task).
         name: for listings.
         timeout_s: how long to wait for the daemon's answer.
-        logs: which output of workers to send: "node" that of this node's, "all" also that of tasks on other nodes; the
-            caller must then go on reading from the connection. Empty: none.
+        logs: which output of workers to send: "all" that of the caller's own tasks and actors on all nodes; "node" that
+            of all tasks on this node. The caller must then go on reading from the connection. Empty: none.
     Returns:
         The core's attachment and the connection, which stays open.
     Raises:
