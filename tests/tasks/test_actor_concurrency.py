@@ -348,6 +348,56 @@ def test_cancelled_call_that_runs_to_its_end_raises_all_the_same(kind, tmp_path,
     assert get(actor.count.remote()) == len(calls)
 
 
+@fastrt.remote
+class Steps:
+    """Holds up its event loop so that a call is claimed, and cancelled, before it can begin."""
+
+    def __init__(self):
+        self.turn = asyncio.Event()
+
+    def _until(self, is_so):
+        pause = threading.Event()
+        while not is_so():
+            pause.wait(0.002)
+
+    async def first(self, started, turned):
+        ready = asyncio.get_running_loop()._ready
+        open(started, "w").close()
+        self._until(lambda: len(ready) == 1)  # a call has come
+        self.turn.set()
+        open(turned, "w").close()
+        self._until(lambda: len(ready) == 3)  # then `second`, then a look for cancelled calls
+
+    async def second(self, holds, gate):
+        await self.turn.wait()
+        open(holds, "w").close()
+        self._until(lambda: os.path.exists(gate))
+
+    async def forever(self, started):
+        open(started, "w").close()
+        await asyncio.Event().wait()
+
+
+def test_coroutine_that_is_cancelled_before_its_first_step_raises(tmp_path, wait_until):
+    actor = Steps.remote()
+    holds, gate, runs, started, turned = (tmp_path / name for name in ("holds", "gate", "runs", "started", "turned"))
+    second = actor.second.remote(str(holds), str(gate))
+    running = actor.forever.remote(str(runs))
+    wait_until(runs.exists, "the coroutine to run")
+    first = actor.first.remote(str(started), str(turned))
+    wait_until(started.exists, "the first call to hold up the loop")
+    claimed = actor.forever.remote(str(tmp_path / "never"))
+    wait_until(turned.exists, "the turn of the second call")
+    fastrt.cancel(running)
+    wait_until(holds.exists, "the second call to hold up the loop")
+    fastrt.cancel(claimed)
+    gate.touch()
+    for ref in (running, claimed):
+        with pytest.raises(TaskCancelledError, match="while it ran"):
+            get(ref)
+    assert get([first, second]) == [None, None]
+
+
 def test_items_of_a_cancelled_generator_in_a_thread_end_with_the_error(tmp_path, wait_until):
     actor = Persistent.options(max_concurrency=2).remote()
     started, gate = tmp_path / "started", tmp_path / "gate"

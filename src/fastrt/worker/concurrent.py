@@ -173,10 +173,21 @@ class Group:
             self.loop.stop()
 
     def cancel(self) -> None:
-        """On the loop: cancel the calls that `fastrt.cancel` has marked."""
+        """On the loop: cancel the calls that `fastrt.cancel` has marked.
+
+        asyncio would drop a coroutine that is cancelled before its first step, and with it the end of the call; so
+        those are looked at again, after the steps that the loop has before it.
+        """
+        early = False
         for task, coroutine in list(self._running.items()):
             if core.cancelled(self._client, task):
-                coroutine.cancel()
+                made: Any = coroutine.get_coro()
+                if inspect.getcoroutinestate(made) == inspect.CORO_CREATED:
+                    early = True
+                else:
+                    coroutine.cancel()
+        if early:
+            self.loop.call_soon(self.cancel)
 
     def task_here(self) -> int | None:
         """On the loop: return the call whose coroutine runs."""
