@@ -9,6 +9,7 @@ import pytest
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.errors import FunctionNotFoundError, ObjectStoreFullError
+from fastrt.ray import cloudpickle as ray_cloudpickle
 from fastrt.store import client as store_client
 from fastrt.store import warnings
 
@@ -94,6 +95,55 @@ def test_argument_of_a_module_that_workers_lack_names_the_module(module):
         call(lambda x: 1, only_here.C())
     with pytest.raises(fastrt.SerializationError, match="only_here_too"):
         call(lambda x: 1, fastrt.put([only_here.C()]))
+
+
+ACTORS_ONLY_HERE = """
+import fastrt
+
+BASE = 5
+
+@fastrt.remote
+def plain():
+    return BASE
+
+@fastrt.remote(num_cpus=0)
+class Box:
+    class Inner:
+        @staticmethod
+        def made():
+            return Box.Inner()
+
+        def number(self):
+            return BASE + 2
+
+    @staticmethod
+    def helper(x):
+        return BASE + x
+
+    @classmethod
+    def name(cls):
+        return cls.__name__
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Box.Inner()
+
+    @property
+    def three(self):
+        return 3
+
+    def get(self, called=None):
+        return BASE, self.helper(1), self.inner.number(), self.three, self.name(), called and called(1)
+"""
+
+
+def test_remote_class_of_a_module_that_workers_lack_travels_by_value_with_all_that_is_inside_it(module):
+    here = module("actors_only_here", ACTORS_ONLY_HERE)
+    box = here.Box
+    assert fastrt.get(here.plain.remote(), timeout=30) == 5
+    assert fastrt.get(box.remote().get.remote(box.helper), timeout=30) == (5, 6, 7, 3, "Box", 6)
+    assert call(lambda: box.Inner().number()) == 7
+    assert call(lambda data: ray_cloudpickle.loads(data)(2), ray_cloudpickle.dumps(box.helper)) == 7
 
 
 @pytest.mark.parametrize(

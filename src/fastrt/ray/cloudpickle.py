@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import io
+from types import FunctionType
 from typing import IO, Any
 
 import cloudpickle
@@ -14,6 +15,7 @@ from cloudpickle import load, loads, register_pickle_by_value
 
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import reduce_code
 
 __all__ = ["CloudPickler", "Pickler", "dump", "dumps", "load", "loads", "register_pickle_by_value"]
 
@@ -43,9 +45,11 @@ class CloudPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """The pickler of `cloudpickle`, which keeps the objects of references that it pickles."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Keep the object of a reference."""
+        """Keep the object of a reference, and take code by value that is inside an actor class."""
         if isinstance(obj, ObjectRef):
             _kept.keep(obj)
+        if type(obj) is FunctionType or issubclass(type(obj), type):
+            return reduce_code(self, obj)
         return super().reducer_override(obj)
 
 

@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from cloudpickle.cloudpickle import _dynamic_class_reduce as dynamic_class
 
 from fastrt._core.objects import scalar
 from fastrt._core.objects.handles import Pin
@@ -285,7 +286,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def _by_cloudpickle(self, function: Any) -> Any:
         """Reduce a function; annotations that name what only type checkers import are sent as text."""
         try:
-            return super().reducer_override(function)
+            return reduce_code(self, function)
         except (NameError, AttributeError):
             if sys.version_info >= (3, 14):  # it evaluates annotations when they are first read
                 from annotationlib import Format, get_annotations
@@ -293,7 +294,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 annotate = function.__annotate__
                 function.__annotations__ = get_annotations(function, format=Format.STRING)
                 try:
-                    return super().reducer_override(function)
+                    return reduce_code(self, function)
                 finally:
                     function.__annotate__ = annotate  # the annotations are evaluated again when they are read
             raise
@@ -305,12 +306,37 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def _reduce_class(self, cls: type) -> Any:
         """Reduce a class as cloudpickle does, with numbers that decide which attributes a receiver adopts."""
-        made = super().reducer_override(cls)
+        made = reduce_code(self, cls)
         if type(made) is not tuple or len(made) < 6:  # by its name
             return made
         make, arguments, state, _, _, set_state = made
         versions = namespaces.class_versions(cls, state[0], _digest)
         return make, arguments, (set_state, state, versions), None, None, namespaces.set_class
+
+
+def reduce_code(pickler: Any, code: Any) -> Any:
+    """Reduce a function or class as cloudpickle does, but by value inside an object that is itself sent by value.
+
+    In a module with an actor class `KV`, the name `KV.get` leads to the method, so cloudpickle would send that name.
+    But `KV` there is no class: the class behind it is sent by value, and so must be what is inside it.
+
+    Args:
+        pickler: of cloudpickle.
+        code: the function or class.
+    Returns:
+        The parts; NotImplemented for what is sent by its name.
+    """
+    made = cloudpickle.Pickler.reducer_override(pickler, code)
+    if made is not NotImplemented or "." not in code.__qualname__:
+        return made
+    found = sys.modules.get(code.__module__)
+    for name in code.__qualname__.split(".")[:-1]:
+        found = getattr(found, name, None)
+        if found is None:
+            return made
+        if not isinstance(found, type):
+            return dynamic_class(code) if isinstance(code, type) else pickler._dynamic_function_reduce(code)
+    return made
 
 
 def _digest(value: Any) -> object:
@@ -344,7 +370,7 @@ class _PlainPickler(_Pickler):
         return self._by_cloudpickle(function)
 
     def _reduce_class(self, cls: type) -> Any:
-        return cloudpickle.Pickler.reducer_override(self, cls)
+        return reduce_code(self, cls)
 
 
 def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
@@ -498,7 +524,7 @@ def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
             items.append((f".<closure {name}>", cell.cell_contents))
     items += [(f".<default {k}>", item) for k, item in enumerate(function.__defaults__ or ())]
     items += [(f".<default {name}>", item) for name, item in (function.__kwdefaults__ or {}).items()]
-    reduced = cloudpickle.Pickler(io.BytesIO()).reducer_override(function)
+    reduced = reduce_code(cloudpickle.Pickler(io.BytesIO()), function)
     if type(reduced) is tuple:
         items += [(f".<global {name}>", item) for name, item in reduced[2][1]["__globals__"].items()]
     return items + [(f".{name}", item) for name, item in vars(function).items()]
