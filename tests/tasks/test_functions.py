@@ -231,3 +231,31 @@ def test_session_with_very_many_functions_takes_more(program):
         """
     )
     assert one.finish()[0].split() == ["True", "7", "3"]
+
+
+@pytest.mark.parametrize("there", [None, "raise ValueError('not in workers')", "import sys; sys.exit('bye')"])
+def test_exception_to_retry_that_workers_lack_is_the_error_of_the_task_and_costs_no_worker(module, there):
+    name = f"errors_only_here_{'absent' if there is None else there[0]}"
+    only_here = module(name, "class Passing(Exception): pass", there)
+
+    class Calls:
+        def __init__(self):
+            self.calls = 0
+
+        def fail(self):
+            self.calls += 1
+            raise KeyError(self.calls)
+
+    class OnLoop(Calls):
+        async def wait(self):
+            raise KeyError(self.calls)
+
+    plain, on_loop = fastrt.remote(Calls).remote(), fastrt.remote(OnLoop).remote()
+    threads = fastrt.remote(max_concurrency=2)(Calls).remote()
+    calls = [fastrt.remote(lambda: 1), plain.fail, on_loop.fail, on_loop.wait, threads.fail]
+    for one in calls * 2:
+        with pytest.raises(fastrt.SerializationError, match=f"{name}|not in workers|bye"):
+            fastrt.get(one.options(retry_exceptions=[only_here.Passing]).remote(), timeout=30)
+    for actor in plain, on_loop, threads:
+        with pytest.raises(KeyError, match="1"):
+            fastrt.get(actor.fail.remote(), timeout=30)

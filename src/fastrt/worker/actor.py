@@ -303,7 +303,7 @@ class ActorWorker(Worker):
 
     def name_of(self, task: int) -> str:
         """Return a call's name for messages."""
-        return self.policies.of(task).name or f"{self.plan.name}.{self._method(task).name}"
+        return self.policies.of_failed(task).name or f"{self.plan.name}.{self._method(task).name}"
 
     def function_name_of(self, task: int) -> str:
         """Return the name of a call's method with the module of the class."""

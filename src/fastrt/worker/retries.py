@@ -53,7 +53,7 @@ class Retries:
         kind = type(exc)  # `isinstance` would call the exception's own `__class__`, which is user code
         if not issubclass(kind, Exception) or not core.info(self._client, task)["flags"] & core.RETRY_ERRORS:
             return False
-        named = self._policies.of(task).retry_on
+        named = self._policies.of_failed(task).retry_on
         matches = not issubclass(kind, FastrtError) if named in ((), (Exception,)) else issubclass(kind, named)
         return matches and self._attempts_left(task)
 
