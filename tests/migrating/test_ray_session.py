@@ -1,8 +1,10 @@
 """`ray.init` of `fastrt.ray`: the context that it returns, errors, and other programs in its session."""
 
+import io
 import logging
 import os
 import pickle
+import threading
 
 import pytest
 
@@ -132,6 +134,26 @@ def test_attributes_of_an_actor_class_are_those_of_its_class():
     again = pickle.loads(cloudpickle.dumps(Total))
     assert again.twice(1) == 2
     assert not hasattr(Total, "__array__")
+
+
+def test_pickling_for_debugging_says_which_part_cannot_be_pickled(monkeypatch, capsys):
+    lock = threading.Lock()
+
+    def takes():
+        return lock
+
+    monkeypatch.delenv("RAY_PICKLE_VERBOSE_DEBUG", raising=False)
+    for fails in (lambda: cloudpickle.dumps_debug(takes), lambda: cloudpickle.dump_debug(takes, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"(?s)ray.cloudpickle.dumps?\(.*takes.*lock.*RAY_PICKLE_VERBOSE_DEBUG=1"):
+            fails()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RAY_PICKLE_VERBOSE_DEBUG", "1")
+    with pytest.raises(TypeError, match="cannot pickle"):
+        cloudpickle.dumps_debug(takes)
+    assert "lock: <unlocked _thread.lock" in capsys.readouterr().out
+    file = io.BytesIO()
+    cloudpickle.dump_debug([1], file, protocol=5)
+    assert pickle.loads(file.getvalue()) == cloudpickle.loads(cloudpickle.dumps_debug([1])) == [1]
 
 
 def test_logging_config_writes_lines_of_text_or_json(capsys):

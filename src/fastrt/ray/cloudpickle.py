@@ -7,6 +7,8 @@ time.
 from __future__ import annotations
 
 import io
+import os
+from pickle import PicklingError
 from types import FunctionType
 from typing import IO, Any
 
@@ -17,7 +19,19 @@ from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import reduce_code
 
-__all__ = ["CloudPickler", "Pickler", "dump", "dumps", "load", "loads", "register_pickle_by_value"]
+__all__ = [
+    "CloudPickler",
+    "Pickler",
+    "dump",
+    "dump_debug",
+    "dumps",
+    "dumps_debug",
+    "load",
+    "loads",
+    "register_pickle_by_value",
+]
+
+VERBOSE = "RAY_PICKLE_VERBOSE_DEBUG"  # a variable: look for the part that cannot be pickled
 
 
 class _Kept:
@@ -66,3 +80,47 @@ def dumps(obj: Any, protocol: int | None = None, buffer_callback: Any = None) ->
     with io.BytesIO() as file:
         dump(obj, file, protocol, buffer_callback)
         return file.getvalue()
+
+
+def dump_debug(obj: Any, *args: Any, **kwargs: Any) -> None:
+    """Pickle an object into a file; if that fails, print which part of it cannot be pickled, or say how to learn it.
+
+    Args:
+        obj: the object.
+        *args, **kwargs: as for `dump`.
+    Raises:
+        TypeError, PicklingError: it cannot be pickled.
+    """
+    try:
+        dump(obj, *args, **kwargs)
+    except (TypeError, PicklingError) as exc:
+        raise _explained(obj, "dump", exc) from exc
+
+
+def dumps_debug(obj: Any, *args: Any, **kwargs: Any) -> bytes:
+    """Return the pickle of an object; if that fails, print which part of it cannot be pickled, or say how to learn it.
+
+    Args:
+        obj: the object.
+        *args, **kwargs: as for `dumps`.
+    Raises:
+        TypeError, PicklingError: it cannot be pickled.
+    """
+    try:
+        return dumps(obj, *args, **kwargs)
+    except (TypeError, PicklingError) as exc:
+        raise _explained(obj, "dumps", exc) from exc
+
+
+def _explained(obj: Any, name: str, exc: TypeError | PicklingError) -> Exception:
+    """The error to raise. With RAY_PICKLE_VERBOSE_DEBUG the parts that cannot be pickled are printed.
+
+    Source:
+        `dumps_debug` in Ray's `cloudpickle/__init__.py`.
+    """
+    if os.environ.get(VERBOSE):
+        from fastrt.ray.util.check_serialize import inspect_serializability  # here: few programs look so closely
+
+        inspect_serializability(obj)
+        return type(exc)(*exc.args)
+    return type(exc)(f"ray.cloudpickle.{name}({obj}) failed: {exc}\n{VERBOSE}=1 prints which part cannot be pickled")

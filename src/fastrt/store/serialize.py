@@ -318,13 +318,13 @@ def reduce_code(pickler: Any, code: Any) -> Any:
     """Reduce a function or class as cloudpickle does, but by value inside an object that is itself sent by value.
 
     In a module with an actor class `KV`, the name `KV.get` leads to the method, so cloudpickle would send that name.
-    But `KV` there is no class: the class behind it is sent by value, and so must be what is inside it.
+    But `KV` there is no class: the class behind it is sent by value, and so must be its methods and inner classes.
 
     Args:
         pickler: of cloudpickle.
         code: the function or class.
     Returns:
-        The parts; NotImplemented for what is sent by its name.
+        The parts; NotImplemented if it is sent by its name.
     """
     made = cloudpickle.Pickler.reducer_override(pickler, code)
     if made is not NotImplemented or "." not in code.__qualname__:
