@@ -18,7 +18,7 @@ from fastrt.runtime.nodes import nodes_at
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import waiter
+from fastrt.store import job_folders, waiter
 from fastrt.store.client import Store
 from fastrt.tasks import namespaces
 from fastrt.tasks.runtime_env import Environment, environment_of, set_current
@@ -99,6 +99,9 @@ def init(
             set_current(Environment(namespace=space) if space and which != RAY else None)
         else:
             address = _address(address, about, settings)
+            if address is not None:  # a node that this program starts has its whole module path
+                elsewhere = isinstance(runtime_env, Mapping) and runtime_env.get("working_dir")
+                job_folders.set_here(job_folders.of_program(with_current=not elsewhere))
             job = environment_of(runtime_env)
             settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
             _runtime = _start_own(about, settings) if address is None else _attach(address, about, settings)
@@ -122,6 +125,7 @@ def shutdown() -> None:
         if runtime is not None:
             store_client.set_store(None)
             set_current(None)
+            job_folders.set_here(())
             runtime.close()
 
 

@@ -42,7 +42,7 @@ from fastrt._core.objects import scalar
 from fastrt._core.objects.handles import Pin
 from fastrt._core.objects.private import map_private
 from fastrt.errors import SerializationError
-from fastrt.store import namespaces, reducers
+from fastrt.store import job_folders, namespaces, reducers
 from fastrt.store.arrays import OUT_OF_BAND_MIN, Strided, aligned, dtype_text, read_array, write_array
 from fastrt.store.ref import ObjectRef
 
@@ -134,7 +134,7 @@ def serialize_code(name: str, code: Any) -> tuple[Serialized, list[Watched]]:
     """Serialize a function or class under its name.
 
     Args:
-        name: for messages; the value is the pair (name, code).
+        name: for messages; the value is the pair (name, code), which carries the program's folders.
         code: the function or class, which cloudpickle can pickle.
     Returns:
         The parts, and the globals of this process whose next assignment makes the sent code out of date.
@@ -143,7 +143,7 @@ def serialize_code(name: str, code: Any) -> tuple[Serialized, list[Watched]]:
     """
     watched: list[Watched] = []
     try:
-        return _serialize_any((name, code), watched), watched
+        return _serialize_any((job_folders.carrying(name), code), watched), watched
     except SerializationError as exc:
         raise SerializationError(_explain(code, exc.__cause__ or exc, name)) from exc.__cause__
 

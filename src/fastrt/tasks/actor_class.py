@@ -18,7 +18,7 @@ from fastrt._core.tasks import actors
 from fastrt.errors import ActorNotFoundError, NameTakenError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import messages, namespaces
+from fastrt.store import job_folders, messages, namespaces
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -226,6 +226,7 @@ class ActorClass(Generic[P, Handle]):
         if bound is None or bound[0] is not store or (bound[2] is not None and bound[2].changed() is not None):
             bound = self._bound = (store, *functions.export(store, self.cls.__name__, self.cls))
             store.users.add(self)
+            job_folders.bind(self)
         return bound[:2]
 
     def forget(self) -> None:

@@ -75,18 +75,31 @@ def inner_name(qualified: str) -> str:
     return qualified.rpartition("<locals>.")[2]
 
 
+class Loaded:
+    """Functions that a process has loaded.
+
+    Attributes:
+        functions: (name, function) by objref.
+        places: the index of each one's object.
+        looks_at: with this many loaded, the swept ones are dropped.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[int, tuple[str, Callable[..., Any]]] = {}
+        self.places: dict[int, int] = {}
+        self.looks_at = 0
+
+
 class FunctionCache:
     """The functions that this process has loaded.
 
     Attributes:
-        loaded: (name, function) by objref.
+        kept: the functions; while one is loaded, others can take their place, whose job it belongs to.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
-        self._places: dict[int, int] = {}  # the index of each one's object
-        self._looks_at = 0  # with this many loaded, the swept ones are dropped
+        self.kept = Loaded()
 
     def get(self, task: int) -> tuple[str, Callable[..., Any]]:
         """Return (name, function) for a task that this process has claimed.
@@ -95,28 +108,28 @@ class FunctionCache:
             FunctionNotFoundError: it cannot be rebuilt here; the message names the missing part.
         """
         objref, index = core.function_of(self._store.client, task)
-        found = self.loaded.get(objref)
+        found = self.kept.functions.get(objref)
         if found is None:
             ref = handles.acquire(self._store.client, objref, index)
             try:
                 found = self._store.load(ref)
             except (Exception, SystemExit) as exc:  # its module's code runs here and may raise anything
                 raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
-            if len(self.loaded) >= self._looks_at:
+            if len(self.kept.functions) >= self.kept.looks_at:
                 self.drop_swept()
-            self.loaded[objref], self._places[objref] = found, index
+            self.kept.functions[objref], self.kept.places[objref] = found, index
         return found
 
     def drop_swept(self) -> None:
         """Drop the functions that no task can name any more: they may have pinned their values."""
-        client = self._store.client
-        for objref in [one for one, index in self._places.items() if not functions.is_stored(client, one, index)]:
-            del self._places[objref]
-            self.loaded.pop(objref, None)
-        self._looks_at = 2 * len(self.loaded)
+        client, kept = self._store.client, self.kept
+        for objref in [one for one, index in kept.places.items() if not functions.is_stored(client, one, index)]:
+            del kept.places[objref]
+            kept.functions.pop(objref, None)
+        kept.looks_at = 2 * len(kept.functions)
 
     def name(self, task: int) -> str:
         """Return the name of a task's function, also of one that cannot be loaded."""
         objref, _ = core.function_of(self._store.client, task)
-        found = self.loaded.get(objref)
+        found = self.kept.functions.get(objref)
         return functions.function_name(self._store.client, objref) if found is None else found[0]

@@ -16,6 +16,7 @@ from fastrt._core.objects import functions
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks.submission import PRIORITY_MAX
 from fastrt.errors import ArgumentError, ConfigError, ObjectStoreFullError, UnsupportedError
+from fastrt.store import job_folders
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, deserialize, serialize
@@ -465,7 +466,8 @@ def export(store: Store, policy: Policy | None) -> ObjectRef | None:
         from fastrt.tasks import packages  # here: few programs have files for their tasks
 
         policy = replace(policy, environment=packages.packed(store, policy.environment))
-    parts = serialize(policy)
+    hook = policy.environment is not None and policy.environment.worker_process_setup_hook is not None
+    parts = serialize(job_folders.carrying(policy) if policy.retry_on or hook else policy)
     if policy.environment is not None and policy.environment.strategy is not None:
         return store.put_serialized(parts)  # not kept, like the demand: there may be very many groups
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16, person=b"policy").digest()

@@ -19,7 +19,7 @@ from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.errors import ArgumentError, ObjectStoreFullError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import namespaces, warnings
+from fastrt.store import job_folders, namespaces, warnings
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.tasks import arguments, functions, resources, runtime_env
@@ -229,6 +229,7 @@ class RemoteFunction(Generic[P, R, Out]):
             bound = self._bound = (store, options, watched)
             store.users.add(self)
             runtime_env.bind(self)
+            job_folders.bind(self)
         return bound
 
     def _send_again(self, watched: functions_core.Watched) -> TaskOptions:

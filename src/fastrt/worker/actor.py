@@ -69,7 +69,7 @@ class ActorWorker(Worker):
     ) -> None:
         super().__init__(store, lambda word: None, stop_ordered, lambda: True, ending, native_threads, outputs)
         store.on_block = store.help_with = None  # an actor does not count among the workers that can run tasks
-        self.retries.in_place = True
+        self.retries.in_place = self.folders.adds_only = True
         self.actor = store.actor_here = actor
         store.on_exit = self.exit
         self.exiting = False

@@ -25,6 +25,7 @@ from fastrt.tasks import runtime_env as environments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.runtime_env import Environment
 from fastrt.tasks.setup_hook import SetupHook
+from fastrt.worker.job_folders import JobFolders, file_of, is_below, is_found_in
 
 _ABSENT = re.compile(r"\$\{[A-Z0-9_]+\}")  # variables that do not exist, after those that do were put in
 _SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
@@ -228,7 +229,7 @@ class Scope:
             sys.modules.setdefault(name, module)
         self._others = {}
         for folder in list(sys.path_importer_cache):
-            if any(_is_below(folder, mine) for mine in self._folders):
+            if any(is_below(folder, mine) for mine in self._folders):
                 del sys.path_importer_cache[folder]
         self._outside.restore()
 
@@ -240,16 +241,12 @@ class Scope:
         for folder in self._folders:
             for path in (f"{folder}/{name}/__init__.py", f"{folder}/{name}.py"):
                 if os.path.exists(path):
-                    return os.path.realpath(path) != os.path.realpath(_file_of(sys.modules[name]))
+                    return os.path.realpath(path) != os.path.realpath(file_of(sys.modules[name]))
         return False
 
     def _is_own(self, name: str, module: Any) -> bool:
         """Whether a module was found in one of its folders, and not in a deeper one that is on `sys.path` outside."""
-        file = "" if name in self._fixed else _file_of(module)
-        if not file:
-            return False
-        mine = max((len(folder) for folder in self._folders if _is_below(file, folder)), default=-1)
-        return mine >= 0 and mine > max((len(path) for path in self._outer_paths if _is_below(file, path)), default=-1)
+        return name not in self._fixed and is_found_in(module, self._folders, self._outer_paths)
 
 
 def _installations(store: Store, environment: Environment) -> list[Any]:
@@ -274,10 +271,12 @@ class Environments:
 
     Args:
         store: this process's attachment.
+        folders: those of the job for which it works.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, folders: JobFolders) -> None:
         self._store = store
+        self._job_folders = folders
         self._fixed = frozenset(sys.modules)
         self._scopes: OrderedDict[tuple[int, Environment], Scope] = OrderedDict()
         self._here: tuple[int, Scope] | None = None  # the task for which a scope was entered, and that scope
@@ -298,6 +297,7 @@ class Environments:
         self._scopes[key] = scope
         if len(self._scopes) > _SCOPES_MAX:
             self._scopes.popitem(last=False)
+        self._job_folders.again()
         scope.enter()
         self._here = task, scope
         return scope.functions
@@ -353,18 +353,3 @@ class Environments:
             here[1].enter()
             inside.restore()
             self._here = here
-
-
-def _file_of(module: Any) -> str:
-    """Return a module's file, of a namespace package its folder. Modules can be any objects, also ones that raise."""
-    with contextlib.suppress(Exception):
-        spec = module.__spec__
-        file = getattr(module, "__file__", None) or (spec.origin if spec is not None else None)
-        if file is None and spec is not None and spec.submodule_search_locations:
-            file = next(iter(spec.submodule_search_locations))
-        return os.path.abspath(file) if isinstance(file, str) else ""
-    return ""
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -34,6 +34,7 @@ from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, ru
 from fastrt.worker.environments import Environments
 from fastrt.worker.generators import GeneratorRunner
 from fastrt.worker.held import HeldTasks
+from fastrt.worker.job_folders import JobFolders
 from fastrt.worker.native_threads import NativeThreads
 from fastrt.worker.policies import Policies
 from fastrt.worker.retries import Retries
@@ -59,6 +60,7 @@ class Worker:
 
     Attributes:
         policies, retries, timeouts, generators, devices: run the tasks that have options beyond the fast path.
+        folders: of the programs whose tasks run here.
         debugger: of this process.
     """
 
@@ -81,10 +83,14 @@ class Worker:
         self.native_threads = native_threads
         self._outputs = outputs
         self._functions = FunctionCache(store)
-        self._environments = Environments(store)
+        self.folders = JobFolders(self._functions, self._use)
+        self._environments = Environments(store, self.folders)
         self.devices = ProcessDevices(store)
         seal, fail = self._environments.sealing(self._seal), self._environments.failing(self._fail)
-        self._runner = Runner(store.client, self._functions.loaded, self._prepare, seal, fail, end_child, outputs)
+        self._runner = Runner(
+            *(store.client, self._functions.kept.functions, self._prepare, seal, fail, end_child, outputs),
+            enter_job=self.folders.enter_job,
+        )
         self._clock = Clock()
         self.policies = Policies(store)
         self.retries = Retries(store, self.policies, self._clock, self._keep_retried)
@@ -119,7 +125,7 @@ class Worker:
                 self._held.flush()
                 self.retries.flush()
                 return
-            self._functions.drop_swept()  # there was no task for a while
+            self.folders.drop_swept()  # there was no task for a while
             self._environments.drop_swept()
 
     def take_signals(self) -> None:
@@ -168,6 +174,10 @@ class Worker:
                     functions = self._environments.enter(task, environment)
         _, function = functions.get(task)
         return self._environments.around(self.wrap(task, flags, function)), *self._arguments(task)
+
+    def _use(self, loaded: dict[int, Any]) -> None:
+        """Run with the functions of another job."""
+        self._runner.use(loaded)
 
     def _enter_devices(self, task: int) -> None:
         """Restrict this process to the devices of a task, before code of the task is loaded; it leaves afterwards."""

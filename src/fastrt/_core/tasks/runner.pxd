@@ -15,3 +15,5 @@ cdef class Runner:
     cdef tuple outputs
     cdef object last_function
     cdef uint64_t last_objref
+    cdef object enter_job
+    cdef uint64_t job

@@ -47,9 +47,11 @@ cdef class Runner:
         outputs: streams to `flush` after user code when they are `pending`.
         methods: of the actor whose calls these are, by their numbers, None for those that need `prepare`; None when
             they are tasks.
+        enter_job: called with the number of a task's job if the task before was of another one; it must not raise.
     """
 
-    def __init__(self, Client client, dict loaded, prepare, seal, fail, leave, outputs, list methods=None):
+    def __init__(
+            self, Client client, dict loaded, prepare, seal, fail, leave, outputs, list methods=None, enter_job=None):
         self.client = client
         self.loaded = loaded
         self.prepare, self.seal, self.fail, self.leave = prepare, seal, fail, leave
@@ -59,6 +61,13 @@ cdef class Runner:
         self.interruptible = self.leaving = False
         self.ends = None
         self.last_objref = 0
+        self.last_function = None
+        self.enter_job = enter_job
+        self.job = 0
+
+    def use(self, dict loaded):
+        """Look functions up in another dict from now on."""
+        self.loaded = loaded
         self.last_function = None
 
     def run(self, double timeout_s, double spin_s):
@@ -106,11 +115,14 @@ cdef int _execute(Runner self, uint32_t t) except -1:
     cdef object value
     cdef frt_ctx *x = &self.client.x
     cdef frt_task *task = x.tasks + t
+    cdef uint32_t outer
     cdef uint64_t path = a64_load_rlx(&x.path)
     cdef uint64_t traced = frt_trace_begin(x, FRT_TRACE_TASK, task.id, task.function_index, task.actor)
     a64_store_rlx(&x.path, task.path * FRT_PATH_STEP)
     self.stack.append(t)
     try:
+        if task.job != self.job and self.enter_job is not None:
+            _enter_job(self, task.job)
         value = _call(self, t)
         if not self.client.usable() and self.client.forked:
             self.leave(None)
@@ -123,7 +135,18 @@ cdef int _execute(Runner self, uint32_t t) except -1:
     finally:
         a64_store_rlx(&x.path, path)
         self.stack.pop()
+        if self.stack and self.enter_job is not None:
+            outer = self.stack[len(self.stack) - 1]
+            if x.tasks[outer].job != self.job:
+                _enter_job(self, x.tasks[outer].job)
         frt_trace_end(x, traced)
+    return 0
+
+
+cdef int _enter_job(Runner self, uint64_t job) except -1:
+    """Work for another job; where it runs on top of a task of the one before, that one is entered again afterwards."""
+    self.job = job
+    self.enter_job(job)
     return 0
 
 
