@@ -99,10 +99,7 @@ def init(
             set_current(Environment(namespace=space) if space and which != RAY else None)
         else:
             address = _address(address, about, settings)
-            if address is not None:  # a node that this program starts has its whole module path
-                elsewhere = isinstance(runtime_env, Mapping) and runtime_env.get("working_dir")
-                job_folders.set_here(job_folders.of_program(with_current=not elsewhere))
-            job = environment_of(runtime_env)
+            job = _of_job(address, runtime_env)
             settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
             _runtime = _start_own(about, settings) if address is None else _attach(address, about, settings)
             set_current(job)
@@ -154,6 +151,17 @@ def _address(address: str | None, about: dict[str, Any], settings: dict[str, Any
         for name in ignored:
             settings.pop(name, None)
     return given
+
+
+def _of_job(address: str | None, runtime_env: Any) -> Environment | None:
+    """Return the default environment of the job.
+
+    From now on the program's code, also that in an environment, carries its folders to a node that runs already. A node
+    that it starts has its `sys.path`.
+    """
+    elsewhere = isinstance(runtime_env, Mapping) and runtime_env.get("working_dir")
+    job_folders.set_here(() if address is None else job_folders.of_program(with_current=not elsewhere))
+    return environment_of(runtime_env)
 
 
 def _of_node(about: dict[str, Any], settings: dict[str, Any]) -> list[str]:

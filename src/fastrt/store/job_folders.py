@@ -55,7 +55,7 @@ def here() -> tuple[str, ...]:
 
 
 def set_here(folders: tuple[str, ...]) -> None:
-    """Set the folders that code carries which this process sends, and call `forget` of what has sent code before."""
+    """Set the folders that code carries which this process sends, and call `forget` of all senders of code."""
     global _here
     if folders != _here:
         for user in list(_senders):
