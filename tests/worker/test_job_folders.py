@@ -17,6 +17,11 @@ HELPER = """
         def __init__(self, x):
             self.x = x
 
+    def begin():
+        import os
+
+        os.environ["BEGUN"] = str(NUMBER)
+
     class Counter:
         def add(self, point):
             import helper
@@ -60,6 +65,20 @@ PROGRAM = """
         times.append(1)
         raise helper.Odd if len(times) == 1 else KeyError
 
+    class Again:
+        times = 0
+
+        @fastrt.method(retry_exceptions=[helper.Odd], max_task_retries=1)
+        def raises(self):
+            self.times += 1
+            if self.times == 1:
+                raise helper.Odd
+            return self.times, os.environ["BEGUN"]
+
+    hook = {"worker_process_setup_hook": "helper.begin"}
+    again = fastrt.remote(Again).options(runtime_env=hook).remote()
+    assert fastrt.get(again.raises.remote()) == (2, "7")
+    assert fastrt.get(fastrt.remote(lambda: fastrt.get(again.raises.remote())).remote()) == (3, "7")
     far = {"num_cpus": 0, "resources": {"far": 0.1}}
     for where in ({}, far):
         assert get(helper.number, **where) == 7

@@ -23,7 +23,7 @@ class _Sender(Protocol):
 
 _senders: weakref.WeakSet[_Sender] = weakref.WeakSet()
 _here: tuple[str, ...] = ()  # of the program for which this process works
-_arrived: Callable[[tuple[str, ...]], None] | None = None
+_arrived: Callable[[tuple[str, ...], bool], None] | None = None
 
 
 def of_program(with_current: bool) -> tuple[str, ...]:
@@ -68,39 +68,49 @@ def bind(sender: _Sender) -> None:
     _senders.add(sender)
 
 
-def install(arrived: Callable[[tuple[str, ...]], None]) -> None:
-    """Call a function with the folders of code that this process, a worker, is about to unpickle."""
+def install(arrived: Callable[[tuple[str, ...], bool], None]) -> None:
+    """Call a function with the folders of code that this process, a worker, is about to unpickle.
+
+    Args:
+        arrived: gets the folders, and whether they are for an actor's own process only.
+    """
     global _arrived
     _arrived = arrived
 
 
-def carrying(value: Any) -> Any:
-    """Return what to pickle instead of a value, or of the name before some code, so that it carries the folders."""
-    return _Carrying(value, _here) if _here else value
+def carrying(value: Any, to_actor: bool = False) -> Any:
+    """Return an object to pickle instead of a value, or of the name before some code, so that it carries the folders.
+
+    Args:
+        value: the value.
+        to_actor: whether the folders are for the process of an actor only; others may have the value by its handles.
+    """
+    return _Carrying(value, _here, to_actor) if _here else value
 
 
 class _Folders:
-    def __init__(self, folders: tuple[str, ...]) -> None:
+    def __init__(self, folders: tuple[str, ...], to_actor: bool) -> None:
         self._folders = folders
+        self._to_actor = to_actor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._folders,)
+        return _arrive, (self._folders, self._to_actor)
 
 
 class _Carrying:
     """A value that is unpickled after its folders were noted."""
 
-    def __init__(self, value: Any, folders: tuple[str, ...]) -> None:
+    def __init__(self, value: Any, folders: tuple[str, ...], to_actor: bool) -> None:
         self._value = value
-        self._folders = folders
+        self._folders = _Folders(folders, to_actor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _second, (_Folders(self._folders), self._value)
+        return _second, (self._folders, self._value)
 
 
-def _arrive(folders: tuple[str, ...]) -> None:
+def _arrive(folders: tuple[str, ...], to_actor: bool) -> None:
     if _arrived is not None:
-        _arrived(folders)
+        _arrived(folders, to_actor)
 
 
 def _second(_: None, value: Any) -> Any:

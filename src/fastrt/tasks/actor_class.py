@@ -204,7 +204,7 @@ class ActorClass(Generic[P, Handle]):
             job=tasks_namespaces.job_here(store),
             waits=() if wanted is None else _missing(store, (*args, *kwargs.values())),
         )
-        ref = store.put_serialized(serialize(plan))
+        ref = store.put_serialized(serialize(job_folders.carrying(plan, to_actor=True)))
         lifetime = options["lifetime"] or (around and around.actor_lifetime)
         name = tasks_namespaces.stored(options["name"], options["namespace"]) if options["name"] else ""
         taken = bool(name) and find_elsewhere(store, name) is not None

@@ -90,11 +90,18 @@ class JobFolders:
             self._parts.move_to_end((job, part.folders))
         self._switch(part)
 
-    def arrive(self, folders: tuple[str, ...]) -> None:
-        """Note that code of the current job lies in these folders; called before it is unpickled."""
+    def arrive(self, folders: tuple[str, ...], to_actor: bool = False) -> None:
+        """Note that code of the current job lies in these folders; called before it is unpickled.
+
+        Args:
+            folders: as the code carries them.
+            to_actor: whether they are for an actor's process only.
+        """
         if self.adds_only:
             sys.path += [one for one in folders if one not in sys.path and os.path.isdir(one)]
             job_folders.set_here(job_folders.here() or folders)
+            return
+        if to_actor:
             return
         key = self._job, folders
         part = self._parts.pop(key, None) or _Part(folders, Loaded())
