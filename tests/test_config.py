@@ -410,3 +410,8 @@ def test_a_node_without_workers_has_resources_and_lineage_may_keep_nothing():
     assert Config.load(object_store_memory="64MiB", lineage_bytes=0).lineage_bytes == 0
     with pytest.raises(ConfigError, match="lineage_bytes"):
         Config.load(object_store_memory="64MiB", lineage_bytes=-1)
+
+
+def test_lineage_may_keep_as_much_as_on_ray_and_less_beside_a_small_store():
+    assert Config.load(object_store_memory="2GiB").lineage_bytes == 1 << 30
+    assert Config.load(object_store_memory="64MiB").lineage_bytes == 128 << 20

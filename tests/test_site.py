@@ -84,7 +84,7 @@ def test_settings_have_their_values_of_the_code(reference, monkeypatch):
     found = {name: rest for name, *rest in reference.settings()}
     assert list(found) == [field.name for field in dataclasses.fields(Config)]
     assert found["spin_us"][:3] == ["FASTRT_SPIN_US", "100", "from 0 to 100000"]
-    assert found["lineage_bytes"][:3] == ["FASTRT_LINEAGE_BYTES", "64MiB", "from 0 to 64TiB"]
+    assert found["keep_bytes"][:3] == ["FASTRT_KEEP_BYTES", "100KiB", "from 0 to 64TiB"]
     assert found["num_workers"][1] == ""  # it depends on the machine; the meaning says how
     assert "default: the CPUs" in found["num_workers"][3]
     page = reference.settings_page()

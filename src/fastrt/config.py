@@ -37,6 +37,11 @@ _LOGGING_BYTES_MAX = 16 << 10
 STORE_BYTES_MIN = 16 << 20
 LOG_BYTES_MIN = 1 << 20
 _POPULATE_BYTES = 5 << 29  # 2.5 GiB
+# The bound of lineage is Ray's, 1 GiB. Ray's counts descriptions of tasks; lineage here keeps the arguments' values,
+# too, so that a lost value takes one run and not that of all before it. They may be spilled. Beside a small store the
+# disk is often small, too: there they take about as much of it as the store has.
+_LINEAGE_BYTES = 1 << 30
+_LINEAGE_STORES = 2
 _CLIENTS_MOST = 8192
 _CLIENTS_DEFAULT = 4096
 _CLIENTS_DENSE_MOST = 256  # clients with preallocated bits in every object's record: 96 bytes for 256 of them
@@ -82,7 +87,8 @@ class Config:
             set by num_workers; devices such as GPUs are found, unless an amount of them is given. As text it is JSON.
         detect_devices: whether the node has the devices that it finds; False: only those that `resources` names.
         labels: what a `label_selector` can ask for, such as {"zone": "north"}. As text it is JSON, or "zone=north".
-        lineage_bytes: bytes of task records that a node of a cluster may keep to recompute objects of a lost node.
+        lineage_bytes: bytes of task records and arguments that a node of a cluster may keep to make objects of a lost
+            node again; accepts "2GiB"; default: 1 GiB, or twice object_store_memory if that is less.
         keep_bytes: a task's result of at least this many bytes (and 16 KiB) stays on the node of a cluster that made
             it, until another node reads it; 0: results travel to the node that submitted the task as they are made.
         peer_idle_s: seconds after which the uplink closes a connection to another node that neither uses.
@@ -484,6 +490,8 @@ def _default(name: str, values: Mapping[str, Any]) -> Any:
         return _dense(values.get("num_workers", 1))
     if name == "memory":
         return _default_memory(values.get("object_store_memory", 0))
+    if name == "lineage_bytes":
+        return min(_LINEAGE_BYTES, _LINEAGE_STORES * values.get("object_store_memory", _LINEAGE_BYTES))
     return _SETTINGS[name].default()
 
 
@@ -648,7 +656,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "resources": _Setting(read_resources, dict),
     "detect_devices": _Setting(_flag, lambda: True),
     "labels": _Setting(read_labels, dict),
-    "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
+    "lineage_bytes": _Setting(_size_from(0), lambda: _LINEAGE_BYTES),  # `_default` looks at the store
     "keep_bytes": _Setting(_size_from(0), lambda: 100 << 10),
     "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(

@@ -147,6 +147,30 @@ def test_what_is_remembered_is_bounded(start, runtime_dir, tmp_path, monkeypatch
             fastrt.get(first, timeout=40)
 
 
+@fastrt.remote
+def large():
+    return np.ones(10**7, np.uint8)
+
+
+@fastrt.remote
+def passed_on(array):
+    return array
+
+
+@pytest.mark.long
+def test_a_chain_over_more_than_the_small_stores_of_its_nodes_is_made_again(start, runtime_dir):
+    head = start("--head", "--port", "0", "--num-workers", "0", "--object-store-memory", "64MiB", "--name", "one")
+    two = start("--address", head.head, "--num-workers", "1", "--object-store-memory", "64MiB", "--name", "two")
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        made = large.remote()
+        for _ in range(8):
+            made = passed_on.remote(made)
+        assert fastrt.wait([made], timeout=60)[0] == [made]
+        two.kill()
+        start("--address", head.head, "--num-workers", "1", "--object-store-memory", "128MiB", "--name", "three")
+        assert fastrt.get(passed_on.remote(made), timeout=60).sum() == 10**7
+
+
 @pytest.mark.long
 def test_task_that_makes_something_else_the_second_time_is_told(head, start, tmp_path):
     gate = tmp_path / "gate"
