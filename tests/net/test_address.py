@@ -10,6 +10,7 @@ from fastrt.net.address import (
     is_address,
     is_loopback,
     is_loopback_host,
+    is_same,
     join_address,
     own_host_toward,
     reachable,
@@ -87,3 +88,19 @@ def test_server_on_all_addresses_is_reached_by_one_that_others_can_use():
     assert reachable("0.0.0.0:5", "127.0.0.1:80") == "127.0.0.1:5"
     assert reachable("0.0.0.0:5", "no address") == reachable("0.0.0.0:5")
     assert own_host_toward("127.0.0.1:9") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("localhost:6464", "127.0.0.1:6464", True),
+        ("[::ffff:127.0.0.1]:6464", "localhost:6464", True),
+        ("localhost:6464", "127.0.0.1:6465", False),
+        ("127.0.0.1:6464", "127.0.0.2:6464", False),
+        ("nowhere.invalid:1", "nowhere.invalid:1", True),
+        ("nowhere.invalid:1", "127.0.0.1:1", False),
+        ("a name", "127.0.0.1:1", False),
+    ],
+)
+def test_two_names_of_a_host_are_one_address(one, other, same):
+    assert is_same(one, other) is is_same(other, one) is same

@@ -178,10 +178,12 @@ def _why_not_free(host: str, port: int) -> str:
 
 def _is_own_node(address: str, settings: dict[str, Origin]) -> bool:
     from fastrt.errors import FastrtError
+    from fastrt.net.address import is_same
     from fastrt.runtime.nodefile import nodes_here
 
     try:
-        return any(address in (node.address, node.head) for node in nodes_here(settings["runtime_dir"].value))
+        nodes = nodes_here(settings["runtime_dir"].value)
+        return any(is_same(address, one) for node in nodes for one in (node.address, node.head))
     except (FastrtError, OSError):
         return False
 

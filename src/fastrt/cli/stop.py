@@ -52,9 +52,11 @@ def stop(which: str | None, every: bool, now: bool) -> None:
 
 def _named(nodes: list[NodeFile], which: str) -> list[NodeFile]:
     """Choose the nodes that match an address or a name."""
+    from fastrt.net.address import is_same
+
     for found in (
-        [node for node in nodes if node.head == which],
-        [node for node in nodes if which in (node.name, node.address)],
+        [node for node in nodes if is_same(which, node.head)],
+        [node for node in nodes if which == node.name or is_same(which, node.address)],
         [node for node in nodes if len(which) >= _SESSION_MIN and node.session.startswith(which)],
     ):
         if found:

@@ -85,6 +85,21 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def is_same(one: str, other: str) -> bool:
+    """Whether two addresses of servers are one: the same text, or the same port at names of one host.
+
+    Names are looked up only where the texts differ and the ports do not. What is no address, or has no known host, is
+    the same as its own text only.
+    """
+    if one == other:
+        return True
+    try:
+        (host, port), (other_host, other_port) = split_address(one), split_address(other)
+        return port == other_port and not _ips(host).isdisjoint(_ips(other_host))
+    except (AddressError, OSError, UnicodeError):
+        return False
+
+
 def own_host_toward(address: str) -> str:
     """Return this machine's IP address on the route to a server.
 
@@ -184,6 +199,10 @@ def _own_host_toward(host: str, port: int) -> str:
     with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends no packet: it only looks up the route
         return str(probe.getsockname()[0])
+
+
+def _ips(host: str) -> set[IpAddress]:
+    return {ip_of(str(found[4][0])) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
 
 
 def _first_own_address() -> str:

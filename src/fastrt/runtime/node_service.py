@@ -23,7 +23,7 @@ from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.folders import replace_private
 from fastrt.net import supervise
-from fastrt.net.address import join_address, reachable
+from fastrt.net.address import is_same, join_address, reachable
 from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.supervise import RestartLimit
@@ -360,7 +360,7 @@ def known_token(options: NodeOptions) -> Path | str:
     if options.head is None:
         return ""
     heads = [node for node in nodes_here(options.config.runtime_dir) if node.is_head]
-    found = [Path(node.token_file) for node in heads if node.head == options.head]
+    found = [Path(node.token_file) for node in heads if is_same(options.head, node.head)]
     if not found:
         raise FastrtError(
             f"the token of the cluster at {options.head} is not known here. Copy its file from the head's machine "

@@ -13,6 +13,7 @@ from fastrt.config import RUNTIME_FOLDER
 from fastrt.errors import AttachError, FastrtError
 from fastrt.folders import has_private_folder, read_private, replace_private
 from fastrt.foreign_text import read_object
+from fastrt.net.address import is_same
 
 _NAME = "cluster.json"
 
@@ -112,7 +113,7 @@ def find_node(runtime_dir: Path, address: str) -> NodeFile:
         AttachError: no node fits, or "auto" and several clusters run here.
     """
     nodes = nodes_here(runtime_dir)
-    fitting = [node for node in nodes if address in ("auto", node.head)]
+    fitting = [node for node in nodes if address == "auto" or is_same(address, node.head)]
     heads = sorted({node.head for node in fitting})
     if not fitting:
         known = f"; the clusters here have their heads at {', '.join(sorted({n.head for n in nodes}))}" if nodes else ""
