@@ -38,20 +38,24 @@ class Where:
         return list_placement_groups()
 
 
-def check_actors(here, there):
+def check_actors(here, there, wait_until):
     """Each actor is listed once, also one that has records on the node that created it and on the one that runs it."""
     away = Where.options(name="away", resources={"seat": 1}).remote()
     near, waits = Where.remote(), Where.options(resources={"nothing": 1}).remote()
     about = ray.get([away.about.remote(), near.about.remote()])
     assert [node for _, node, _ in about] == [there, here]
     alive = [(actor, "ALIVE", node, pid) for actor, node, pid in about]
-    every = sorted([*alive, (waits._actor_id, "PENDING_CREATION", here, 0)])
+    every = sorted([*alive, (waits._actor_id, "PENDING_CREATION", None, 0)])
     for rows in (list_actors(), ray.get(away.listed.remote())):
         assert sorted((row.actor_id, row.state, row.node_id, row.pid) for row in rows) == every
     (row,) = list_actors(filters=[("name", "=", "away")])
     assert row == get_actor(away._actor_id) == list_actors(filters=[("pid", "=", about[0][2])])[0]
     assert [one["class"] for one in fastrt.list_actors(name="away", all_nodes=False, state="away")] == ["Where"]
     assert fastrt.list_actors(pid=about[0][2]) == fastrt.list_actors(name="away")
+    ray.kill(away)
+    wait_until(lambda: get_actor(away._actor_id).state == "DEAD", "the end of the actor")
+    (row,) = list_actors(filters=[("state", "=", "DEAD")])
+    assert (row.actor_id, row.node_id, row.pid) == (away._actor_id, there, about[0][2])
 
 
 def check_groups(other):
@@ -136,8 +140,8 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
         Cluster(head_node_args={"num_cpus": 1})
     with pytest.raises(UnsupportedError, match="'colour'"):
         cluster.add_node(colour="red")
-    none = {"labels": {}, "resources": {}}
-    head = cluster.add_node(num_cpus=None, object_store_memory=64 << 20, include_dashboard=False, **none)  # of one CPU
+    more = {"labels": {}, "resources": {}, "include_dashboard": False, "enable_object_reconstruction": True}
+    head = cluster.add_node(num_cpus=None, object_store_memory=64 << 20, **more)  # of one CPU
     other = cluster.add_node(num_cpus=1.0, object_store_memory=67e6, resources={"seat": 2}, labels={"zone": "a"})
     ray.init(address=cluster.address)
     assert cluster.head_node is head
@@ -149,7 +153,7 @@ def test_nodes_are_added_used_and_removed(cluster, tmp_path, wait_until):
     wanted = [node.options(resources={"seat": 1}), node.options(label_selector={"zone": "a"})]
     wanted.append(node.options(scheduling_strategy=placed))
     assert set(ray.get([one.remote() for one in wanted])) == {other.node_id}
-    check_actors(head.node_id, other.node_id)
+    check_actors(head.node_id, other.node_id, wait_until)
     check_groups(other)
     check_tasks(other, str(tmp_path / "go on"), wait_until)
     disk = cluster.add_node(

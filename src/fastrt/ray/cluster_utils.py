@@ -31,7 +31,10 @@ _OPTIONS = {
     "num_cpus": "--num-workers", "num_gpus": "--num-gpus", "resources": "--resources", "labels": "--labels",
     "object_store_memory": "--object-store-memory", "memory": "--memory", "node_name": "--name",
 }  # fmt: skip
-_WITHOUT_MEANING = ("dashboard_port", "env_vars", "object_manager_port", "node_manager_port", "port", "redis_port")
+_WITHOUT_MEANING = (
+    "dashboard_port", "enable_object_reconstruction", "env_vars", "object_manager_port", "node_manager_port", "port",
+    "redis_port",
+)  # fmt: skip
 
 
 class ClusterNode:
