@@ -165,11 +165,11 @@ def actors(store: Store) -> list[Row]:
         store: any process's attachment.
     Returns:
         Rows with actor (its id), class, name and namespace (or ""), state ("starting", "alive", "restarting", "dead"),
-        pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead), actor_id (that
-        of `runtime_context()`), owner (the NodeID of the node that created it, and decides about its name and its
-        restarts), repr (the first 63 bytes of what `repr` returned after its constructor, if its class has a
-        `__repr__`; else ""), job (the number of the one that created it; 0: unknown). In a cluster several nodes can
-        have a record of an actor; it is "away" on those that do not run it.
+        pid (or None; of a dead one that of its last process), restarts, max_restarts, detached, calls (not yet ended),
+        reason (why it is dead), actor_id (that of `runtime_context()`), owner (the NodeID of the node that created it,
+        and decides about its name and its restarts), repr (the first 63 bytes of what `repr` returned after its
+        constructor, if its class has a `__repr__`; else ""), job (the number of the one that created it; 0: unknown).
+        In a cluster several nodes can have a record of an actor; it is "away" on those that do not run it.
     """
     names, calls = Names(store), pages.count_tasks(store.client)[1]
     shown = {row["client"]: row["name"] for row in clients.table(store.client.segment)}
@@ -181,13 +181,17 @@ def actors(store: Store) -> list[Row]:
             continue  # the reservation of a placement group's bundle
         plan, objref = names.plan(info["object"]), info["object"][0]
         owner, actor_id = (here, f"{objref:016x}") if plan is None else plan.id_at(here, objref)
+        space, name = namespaces_of_actors.split(info["name"])
+        if not name and plan is not None:
+            space = plan.namespace
         is_away = info["state"] == core_actors.AWAY
         pid = None if is_away else info["pid"]
         its_repr = "" if pid is None else shown.get(info["client"], "")
+        if info["state"] == core_actors.DEAD:
+            pid = info["last_pid"] or None
         found.append(
             {
-                "actor": index, "class": names.actor(index), "name": namespaces_of_actors.split(info["name"])[1],
-                "namespace": namespaces_of_actors.split(info["name"])[0],
+                "actor": index, "class": names.actor(index), "name": name, "namespace": space,
                 "state": ACTOR_STATES.get(info["state"], "?"), "pid": pid, "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
                 "reason": info["reason"], "actor_id": actor_id, "owner": owner,

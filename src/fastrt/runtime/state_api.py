@@ -59,11 +59,11 @@ def list_actors(
     """Actors, including dead ones that still have a handle; arguments as for `list_tasks`.
 
     Returns:
-        A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
-        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), actor_id, owner (the
-        NodeID of the node that created it), repr (if its class has a `__repr__`), job, and node where there are
-        several: that which runs the actor, or of one that no node runs its owner. With all_nodes=False an actor that
-        another node runs is "away".
+        A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid (of a
+        dead one that of its last process), restarts, max_restarts, detached, calls (that have not ended), reason (why
+        it is dead), actor_id, owner (the NodeID of the node that created it), repr (if its class has a `__repr__`),
+        job, and node where there are several: that which runs the actor or ran it last, or of one that no node has run
+        its owner. With all_nodes=False an actor that another node runs is "away".
     Raises:
         ValueError: a filter names no column, or there is no such node.
     """
@@ -183,6 +183,8 @@ def each_actor_once(found: Sequence[NodeRows]) -> list[NodeRows]:
             row = {**row, **{name: process[name] for name in _OF_PROCESS}}
             row["state"] = _RESTARTING if row["state"] == _DEAD else row["state"]  # its owner decides that
             node = there
+        elif row["state"] == _DEAD and row["pid"] is None:
+            node, row = there, {**row, "pid": process["pid"]}
         groups[node].rows.append(row)
     known = {key for node, key, _ in every if node == key[0]}
     rest = {key: (node, row) for node, key, row in every if key not in known} | runs

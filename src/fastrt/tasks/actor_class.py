@@ -189,6 +189,7 @@ class ActorClass(Generic[P, Handle]):
 
             around = packages.packed(store, around)
         wanted = None if demand is None else export(store, demand)
+        space = options["namespace"]
         plan = ActorPlan(
             self.cls.__name__,
             store.client.segment.session,
@@ -202,6 +203,7 @@ class ActorClass(Generic[P, Handle]):
             demand=wanted,
             pending_max=options["max_pending_calls"],
             job=tasks_namespaces.job_here(store),
+            namespace=tasks_namespaces.here() if space is None else space,
             waits=() if wanted is None else _missing(store, (*args, *kwargs.values())),
         )
         ref = store.put_serialized(serialize(job_folders.carrying(plan, to_actor=True)))

@@ -77,6 +77,7 @@ class ActorPlan:
         demand: reference to the resources that the actor demands.
         pending_max: calls of one process that may wait or run at once; -1: any number.
         job: the number there of the job that has created it; 0: unknown.
+        namespace: that its name is in, or would be if it had one.
         waits: arguments of the constructor that did not exist when it was called. The actor takes the resources that
             it demands once they do; what makes them may need the same ones.
         origin: on other nodes than the one that created the actor: the NodeID of that one, and the actor's id there.
@@ -95,6 +96,7 @@ class ActorPlan:
     demand: ObjectRef | None = None
     pending_max: int = -1
     job: int = 0
+    namespace: str = ""
     waits: tuple[ObjectRef, ...] = ()
     origin: tuple[str, str] | None = None
 

@@ -439,7 +439,8 @@ typedef struct {
     uint64_t demand; /* objref of the resources it needs, kept by its object or the function table; 0: none */
     uint32_t demand_index;
     uint32_t order;        /* in state AWAY: FRT_ORDER_*, for the client that forwards its calls */
-    uint8_t pad2[12];
+    uint32_t pid;          /* of the last process here; 0: it had none */
+    uint8_t pad2[8];
     char name[64];
     char reason[448]; /* why it is DEAD, or will be */
     char how[256];    /* how its last process ended; written before the word says DOWN, empty while it is WANTED */

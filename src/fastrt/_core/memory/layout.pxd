@@ -167,7 +167,7 @@ cdef extern from "layout.h" nogil:
         uint32_t restarts
         uint8_t flags
         uint64_t demand
-        uint32_t demand_index, order
+        uint32_t demand_index, order, pid
         char name[64]
         char reason[448]
         char how[256]

@@ -274,7 +274,8 @@ def info(Client client, uint32_t a):
     cdef uint32_t w = frt_word_client(word)
     cdef bint there = _has_client(word) and w < frt_clients(&client.x)
     return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
-            "pid": client.x.clients[w].pid if there else None, "function": actor.function,
+            "pid": client.x.clients[w].pid if there else None, "last_pid": a32_load_acq(&actor.pid),
+            "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
             "released": actor.released != 0, "ended": a32_load_acq(&actor.ended), "order": actor.order,
             "detached": actor.flags & FRT_ACTOR_DETACHED != 0, "bare": actor.flags & FRT_ACTOR_BARE != 0,
@@ -319,6 +320,8 @@ def enter(Client client, uint32_t a, bint needs_devices=False):
             (not needs_devices or a32_load_sc(&actor.devices)):
         a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox
         entered = a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_STARTING, client.x.me, frt_word_gen(word)))
+        if entered:
+            a32_store_rel(&actor.pid, client.x.clients[client.x.me].pid)
     frt_lock_give(client.x.locks + FRT_LOCK_ACTORS)
     return entered
 

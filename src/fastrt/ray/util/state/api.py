@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ _ERRORS = {
     "RuntimeEnvError": "RUNTIME_ENV_SETUP_FAILED", "InfeasibleTaskError": "TASK_UNSCHEDULABLE_ERROR",
 }  # fmt: skip
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {"=": str.__eq__, "!=": str.__ne__}
+_BITS = {"1": "true", "0": "false"}
 _MB = 1 << 20
 
 Filters = Sequence[tuple[str, str, Any]] | None
@@ -105,7 +106,9 @@ def list_objects(
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[ObjectState]:  # fmt: skip
     """Return the objects of all nodes' stores; arguments as for `list_actors`."""
-    return _select(ObjectState, map(_object, _rows("objects", timeout)), filters, limit)
+    here = clients.table(store_client.require().client.segment)
+    drivers = {row["pid"] for row in here if row["kind"] == clients.KIND_DRIVER}
+    return _select(ObjectState, (_object(row, drivers) for row in _rows("objects", timeout)), filters, limit)
 
 
 def list_workers(
@@ -280,7 +283,8 @@ def _actor(row: dict[str, Any]) -> ActorState:
     state = _ACTORS.get(row["state"], "DEPENDENCIES_UNREADY")
     return ActorState(
         ActorID.widened(row["actor_id"]).hex(), inner_name(row["class"]), state, name=row["name"],
-        node_id=_node_of(row), pid=row["pid"] or 0, ray_namespace=row["namespace"], death_cause=reason,
+        node_id=None if row["pid"] is None else _node_of(row), pid=row["pid"] or 0,
+        ray_namespace=row["namespace"], death_cause=reason,
         is_detached=row["detached"], num_restarts=row["restarts"], repr_name=row["repr"],
         job_id=JobID.from_int(row["job"]).hex() if row["job"] else None,
     )  # fmt: skip
@@ -294,8 +298,8 @@ def _task(
     node = _node_of(row) if row["pid"] is not None else None
     name = inner_name(row["name"])
     return TaskState(
-        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), row["attempt"] - 1, row["given_name"] or name,
-        state, kind, name,
+        TaskID.widened((row["results"] or [row["task_id"]])[0]).hex(), max(row["attempt"] - 1, 0),
+        row["given_name"] or name, state, kind, name,
         job_id=job_id, actor_id=None if actor_id is None else ActorID.widened(actor_id).hex(),
         node_id=node, worker_pid=row["pid"], worker_id=_process_of(row, processes),
     )  # fmt: skip
@@ -319,12 +323,13 @@ def _process_of(row: dict[str, Any], processes: Mapping[int | None, str]) -> str
     return processes.get(row["pid"]) if is_here else None
 
 
-def _object(row: dict[str, Any]) -> ObjectState:
+def _object(row: dict[str, Any], drivers: Set[int]) -> ObjectState:
     status = "PENDING_NODE_ASSIGNMENT" if row["state"] == "pending" else "FINISHED"
     kind = "PINNED_IN_MEMORY" if row["pins"] else "LOCAL_REFERENCE"
+    pid = next(iter(row["refs"]), None)
+    made_by = "WORKER" if row["what"] == "result" or not (pid is None or pid in drivers) else "DRIVER"
     return ObjectState(
-        row["object_id"], row["bytes"], status, kind, row["site"] or "disabled",
-        "WORKER" if row["what"] == "result" else "DRIVER", pid=(row["refs"] or [None])[0],
+        row["object_id"], row["bytes"], status, kind, row["site"] or "disabled", made_by, pid=pid
     )  # fmt: skip
 
 
@@ -388,5 +393,5 @@ def _lowered(filters: Filters) -> list[tuple[str, str, Any]]:
 
 def _fits(value: Any, operator: str, wanted: Any) -> bool:
     if isinstance(value, bool):
-        value, wanted = str(value).lower(), str(wanted).lower()
+        wanted = _BITS.get(str(wanted), wanted)
     return _OPERATORS[operator](str(value).lower(), str(wanted).lower())  # "dead" finds DEAD, as in Ray
