@@ -187,7 +187,8 @@ def test_init_without_an_address_joins_the_node_that_runs_here(program, runtime_
         import os
         from fastrt import ray
         os.environ["FASTRT_RUNTIME_DIR"] = {str(runtime_dir)!r}
-        for variables in ({{}}, {{"RAY_ADDRESS": {node.head!r}}}, {{"RAY_ADDRESS": "auto"}}):
+        for variables in ({{}}, {{"RAY_ADDRESS": {node.head!r}}}, {{"RAY_ADDRESS": "auto"}},
+                          {{"RAY_ADDRESS": {node.head.replace("127.0.0.1", "localhost")!r}}}):
             os.environ.update(variables)
             with ray.init() as context:
                 assert context["node_id"].startswith({node.note.session!r}), context
@@ -195,12 +196,21 @@ def test_init_without_an_address_joins_the_node_that_runs_here(program, runtime_
             ray.init(num_cpus=1)
         except ValueError as exc:
             assert "num_workers; give them to `fastrt start`" in str(exc), exc
+        os.environ["RAY_ADDRESS"] = {node.head!r}
+        ray.get(ray.put(1))
+        assert ray.get_runtime_context().get_node_id().startswith({node.note.session!r})
+        ray.shutdown()
         os.environ["RAY_ADDRESS"] = "127.0.0.1:1"
+        try:
+            ray.put(1)
+        except ConnectionError as exc:
+            assert "127.0.0.1:1" in str(exc), exc
         try:
             ray.init()
         except ConnectionError as exc:
             assert "127.0.0.1:1" in str(exc), exc
-        with ray.init("local", num_cpus=1, object_store_memory=64 << 20) as context:
+        with ray.init("local", num_cpus=1, object_store_memory=64 << 20, _skip_env_hook=True) as context:
+            assert ray.get(ray.remote(lambda: ray.get_runtime_context().actor_id).remote()) is None
             assert context["node_id"] != {node.note.session!r}
         print("done")
     """

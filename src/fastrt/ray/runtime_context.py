@@ -64,11 +64,13 @@ class RuntimeContext:
         return TaskID.nil() if found is None else TaskID(found)
 
     @property
-    def actor_id(self) -> ActorID:
-        """The id of the actor in whose process the code runs; nil elsewhere."""
+    def actor_id(self) -> ActorID | None:
+        """The id of the actor in whose process the code runs; None in a task, nil in a driver."""
         _warn("get_actor_id")
         found = self.get_actor_id()
-        return ActorID.nil() if found is None else ActorID(found)
+        if found is not None:
+            return ActorID(found)
+        return ActorID.nil() if self._now.task_id is None else None
 
     @property
     def namespace(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fastrt.config import Config
-from fastrt.errors import AttachError, FastrtError, UnsupportedError
+from fastrt.errors import AttachError, FastrtError, NotInitializedError, UnsupportedError
 from fastrt.ids import NodeID
 from fastrt.ray.job_config import JobConfig
 from fastrt.ray.logs import LoggingConfig
@@ -22,6 +22,7 @@ from fastrt.runtime.nodefile import latest_node
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.store.client import Store
 
 VERSION = "2.60.0"  # of the Ray whose names these are
 COMMIT = "fastrt"
@@ -36,7 +37,7 @@ WITHOUT_MEANING = (
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
     "proxy_server_url", "_metrics_export_port", "_system_config", "_enable_object_reconstruction", "_node_name",
     "_redis_max_memory", "_redis_username", "_redis_password", "_tracing_startup_hook", "_plasma_directory",
-    "_driver_object_store_memory", "_temp_dir", "_node_ip_address",
+    "_driver_object_store_memory", "_temp_dir", "_node_ip_address", "_skip_env_hook",
 )  # fmt: skip
 REASONS = {
     "enable_resource_isolation": "fastrt does not limit its workers by cgroups",
@@ -267,3 +268,15 @@ def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
         else:
             raise UnsupportedError(refuse(f"option {name!r} of init", REASONS.get(name, "it has no such setting")))
     return found
+
+
+def _start_default() -> Store:
+    """Start or join a session at the first call of a program that has not called `init`: as `init()` does."""
+    init(ignore_reinit_error=True)
+    store = store_client.current()
+    if store is None:
+        raise NotInitializedError("the session was ended while this call started it; call ray.init()")
+    return store
+
+
+store_client.install(start=_start_default)
