@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import io
 import threading
 import time
 
@@ -92,6 +93,36 @@ def test_cleanup_code_that_takes_too_long_is_ended(tmp_path, runtime_dir, capfd)
     assert time.monotonic() - started < SOON_S / 2  # which the method waits
     assert (tmp_path / "stuck").exists()
     assert "__ray_shutdown__" in capfd.readouterr().err  # the stack
+
+
+class SlowFile(io.RawIOBase):
+    """A file that is slow to say whether it can be flushed: so is the flush of a process with very many objects."""
+
+    def writable(self):
+        threading.Event().wait(1.3)
+        return False
+
+
+@fastrt.remote
+def open_slowly():
+    global slow
+    slow = SlowFile()
+
+
+@fastrt.remote
+def wait_at_the_end():
+    atexit.register(threading.Event().wait, SOON_S)
+
+
+def test_worker_whose_own_end_is_slow_prints_no_stacks(runtime_dir, capfd):
+    with fastrt.init(1, "64MiB", runtime_dir=runtime_dir):
+        fastrt.get(open_slowly.remote(), timeout=SOON_S)
+    assert capfd.readouterr().err == ""
+    with fastrt.init(1, "64MiB", runtime_dir=runtime_dir):
+        fastrt.get(wait_at_the_end.remote(), timeout=SOON_S)
+        started = time.monotonic()
+    assert time.monotonic() - started < SOON_S / 2
+    assert "most recent call first" in capfd.readouterr().err
 
 
 def test_session_goes_on_where_cleanup_code_takes_too_long(tmp_path, runtime_dir, wait_until):

@@ -2,6 +2,9 @@
 
 A process ends because its loop is done, or because SIGTERM orders it. The limit also holds while cleanup code blocks in
 native code: the watchdog of `faulthandler` needs no interpreter; it prints all stacks and ends the process.
+
+What is fastrt's own work (to finish a start, to store a result, to flush files) has a limit of its own, and no stacks
+are printed at its end: it is slow only where the machine has too much to do, and its stacks say nothing to users.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
@@ -20,6 +24,8 @@ from typing import TypeGuard
 from fastrt.errors import FastrtError
 
 WORKER_LIMIT_S = 1.0  # of a process that runs tasks; an actor's is the setting `cleanup_timeout_s`
+_OWN_LIMIT_S = 5.0  # of work that is not the user's; at the end of a session the daemon kills workers before that
+_LEAST_S = 0.001
 _STDERR = 2
 
 
@@ -31,7 +37,7 @@ class Ending:
     """Ends this process.
 
     Args:
-        limit_s: seconds for cleanup code, from the order to end or from the end of the last task.
+        limit_s: seconds for code of the user, from the first moment on at which such code runs during the end.
 
     Attributes:
         code: the exit code.
@@ -40,20 +46,36 @@ class Ending:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._limited = False
+        self._until_s: float | None = None
+        self._exit_functions = atexit._ncallbacks()
         self.code = 0
         self.ordered = False
 
-    def order(self) -> None:
-        """Note that SIGTERM was received."""
+    def order(self, in_user_code: bool = True) -> None:
+        """Note that SIGTERM was received.
+
+        Args:
+            in_user_code: whether code of the user runs.
+        """
         self.ordered = True
-        self.limit()
+        if in_user_code or self._until_s is not None:
+            self.limit()
+        else:
+            self._limit_own()
 
     def limit(self) -> None:
-        """Start the limit, unless it runs already."""
-        if not self._limited:
-            self._limited = True
-            faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
+        """Limit code of the user from here on: its time begins, or goes on."""
+        now = time.monotonic()
+        self._until_s = now + self._limit_s if self._until_s is None else self._until_s
+        faulthandler.dump_traceback_later(max(self._until_s - now, _LEAST_S), exit=True, file=_STDERR)
+
+    def _limit_own(self) -> None:
+        """Limit fastrt's own work from here on."""
+        try:
+            silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:  # the process can open no more files
+            silent = _STDERR
+        faulthandler.dump_traceback_later(_OWN_LIMIT_S, exit=True, file=silent)
 
     def clean_up(self, steps: Iterable[Callable[[], object]]) -> None:
         """Run cleanup code, one step after the other; an error of one is printed.
@@ -61,12 +83,16 @@ class Ending:
         Args:
             steps: in this order.
         """
-        self.limit()
         for step in steps:
+            if step is flush_files or (step is run_exit_functions and atexit._ncallbacks() == self._exit_functions):
+                self._limit_own()
+            else:
+                self.limit()
             try:
                 step()
             except BaseException as exc:  # user code, which may raise anything
                 traceback.print_exception(exc)
+        self._limit_own()
 
     def leave(self) -> None:
         """End the process by the signal that ordered it, so that its parent sees that; otherwise return."""

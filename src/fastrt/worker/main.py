@@ -450,7 +450,7 @@ class Worker:
 
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM: interrupt user code that runs here, run cleanup code, and end."""
-        self.ending.order()
+        self.ending.order(bool(self._runner.stack and self._runner.interruptible))
         self._runner.leaving, self._runner.ends = True, ProcessEnds
         if self._runner.interruptible if self._runner.stack else self._idle:
             raise ProcessEnds
