@@ -88,8 +88,8 @@ def family_of(host: str) -> socket.AddressFamily:
 def is_same(one: str, other: str) -> bool:
     """Whether two addresses of servers are one: the same text, or the same port at names of one host.
 
-    Names are looked up only where the texts differ and the ports do not. What is no address, or has no known host, is
-    the same as its own text only.
+    Names are looked up only where the texts differ and the ports do not. A text that is no address, or has no known
+    host, is the same as its own text only.
     """
     if one == other:
         return True

@@ -95,9 +95,8 @@ _OPENING_S = 0.02  # while a placement group waits for tasks that run where it i
 _HURRY_S = 0.005  # while a death waits for the zygote's report
 _AHEAD_BYTES = 64 << 20  # free memory kept ready from the start, so that no put waits for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
-_SURPLUS_PATIENCE_S = 2.0
 _SWEEP_S = 1.0  # how often unused functions are dropped
-_LAST_WORDS_S, _STILLBORN_MAX = 1.0, 5
+_SURPLUS_PATIENCE_S, _LAST_WORDS_S, _STILLBORN_MAX = 2.0, 1.0, 5
 _WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker exits after 1 s
 _LATE_S = 0.5  # an actor's process exits when its time is over; the daemon waits a little longer
 
@@ -235,6 +234,7 @@ class Daemon:
     def _on_spill(self, link: Link, message: Spill) -> None:
         self._spiller.make_room(message.nbytes)
         self._spiller.look_ahead()
+        self._members.collect_garbage()
 
     def _on_restore(self, link: Link, message: Restore) -> None:
         """Have the bytes of a value brought back: from another node if that one keeps them, else from their file."""

@@ -22,11 +22,13 @@ from fastrt._core.memory.segment import Segment
 from fastrt.errors import FastrtError
 from fastrt.node.worker_pool import kill_group, pidfd_of
 from fastrt.store.join import Link
-from fastrt.store.messages import Join, JoinAgain, Joined, Reconnect, Reconnected, Refused
+from fastrt.store.messages import CollectGarbage, Join, JoinAgain, Joined, Reconnect, Reconnected, Refused
 from fastrt.versions import are_versions, disagreement
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR, "child": KIND_TOOL}
 FORKED = ("worker", "actor")  # processes that the zygote forks
+_HOLDERS = ("driver", *FORKED)  # processes whose code may hold references
+_GARBAGE_S = 10.0
 _MAY_RETURN = ("driver", "tool")  # processes that may leave and join again
 _RESERVED_SLOTS = {"driver": 2, "tool": 4}  # slots above the limit, so that one can always examine a full session
 
@@ -68,6 +70,7 @@ class Members:
         self._selector = selector
         self._log_to_driver = log_to_driver
         self._members: dict[int, Member] = {}
+        self._garbage_due = float("-inf")
         self.had_driver = False
 
     def __contains__(self, pid: int) -> bool:
@@ -108,6 +111,15 @@ class Members:
     def has_job(self, job: int) -> bool:
         """Whether the process with this job uses the session: a driver, or an uplink for jobs that it does not know."""
         return any(one.job == job and not one.left and not one.gone_at for one in self)
+
+    def collect_garbage(self) -> None:
+        """Have drivers, workers and actors collect their garbage, unless they were asked a moment ago."""
+        if time.monotonic() < self._garbage_due:
+            return
+        self._garbage_due = time.monotonic() + _GARBAGE_S
+        for member in self:
+            if member.kind in _HOLDERS and member.link is not None and not member.link.backlog:  # else it reads nothing
+                member.link.send(CollectGarbage())
 
     def take_over(self, row: dict[str, Any], is_orphan: bool) -> None:
         """Watch a process that joined at an earlier daemon.

@@ -21,7 +21,7 @@ from fastrt.errors import AttachError, FastrtError
 from fastrt.net.supervise import RestartLimit
 from fastrt.runtime import populated
 from fastrt.runtime.processes import Processes
-from fastrt.store import join, messages, unread, warnings
+from fastrt.store import garbage, join, messages, unread, warnings
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.tasks import call_sites, namespaces
@@ -138,6 +138,8 @@ class Runtime:
                 return
             if isinstance(message, messages.Unread):
                 unread.print_one(message)
+            elif isinstance(message, messages.CollectGarbage):
+                garbage.collect()
             elif isinstance(message, messages.Log):
                 stream = sys.stderr if message.is_error else sys.stdout
                 try:

@@ -365,6 +365,10 @@ class Stop(Message):
     """End when you are idle."""
 
 
+class CollectGarbage(Message):
+    """Collect your garbage when you have nothing to do, because the store is full; see `store.garbage`."""
+
+
 # ---- any process and the uplink ----
 
 

@@ -16,6 +16,7 @@ A wait ends in an error in three cases:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from fastrt._core.repair import fsck
 from fastrt.config import SHM_DIR, size_text
 from fastrt.errors import ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError, free_bytes
-from fastrt.store import warnings
+from fastrt.store import garbage, warnings
 from fastrt.store.messages import Spill
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def with_room(store: Store, wanted: int, make: Callable[[], _T], make_file: Call
     except ObjectStoreFullError as exc:
         if exc.explained:
             raise
+        if exc.may_pass and garbage.collect():
+            with contextlib.suppress(ObjectStoreFullError):
+                return make()
         trouble = ""
         if not exc.may_pass and make_file is not None:
             made, trouble = _try_file(store, make_file)

@@ -3,8 +3,8 @@
 A process ends because its loop is done, or because SIGTERM orders it. The limit also holds while cleanup code blocks in
 native code: the watchdog of `faulthandler` needs no interpreter; it prints all stacks and ends the process.
 
-What is fastrt's own work (to finish a start, to store a result, to flush files) has a limit of its own, and no stacks
-are printed at its end: it is slow only where the machine has too much to do, and its stacks say nothing to users.
+Work of fastrt itself (to finish a start, to store a result, to flush files) has a limit of its own, and no stacks are
+printed at its end: it is slow only where the machine has too much to do, and its stacks say nothing to users.
 """
 
 from __future__ import annotations

@@ -23,11 +23,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrt.config import raise_descriptors
 from fastrt.devices import Device, hidden
 from fastrt.store.messages import (
+    CollectGarbage,
     Configure,
     Fork,
     Forked,
@@ -48,6 +50,7 @@ from fastrt.tasks.marks import Source, mark
 from fastrt.worker.title import set_title
 
 if TYPE_CHECKING:
+    from fastrt.store.join import Lasting
     from fastrt.worker.main import Worker
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_PTRACER = 1, 15, 0x59616D61
@@ -285,6 +288,21 @@ def _set_up(session: dict[str, Any], worker: Worker) -> None:
         user_logging.apply(session["logging"], worker.source_here)
 
 
+def _stop_ordered(daemon: Lasting) -> bool:
+    """Read what the daemon has sent to this process, which is idle; return whether that orders it to stop."""
+    try:
+        while (message := daemon.receive(0)) is not None:
+            if isinstance(message, Stop):
+                return True
+            if isinstance(message, CollectGarbage):
+                from fastrt.store import garbage
+
+                garbage.collect()
+    except (EOFError, OSError):  # a task can have closed any descriptor
+        return True
+    return False
+
+
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
     """In the forked child: join the session and run tasks, or an actor; return the exit code."""
     from fastrt.store import client, join, namespaces, unread, warnings
@@ -318,13 +336,6 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
         call_sites.start(store)
 
-    def stop_ordered() -> bool:
-        try:
-            message = daemon.receive(0)
-        except (EOFError, OSError):  # a task can have closed any descriptor
-            return True
-        return isinstance(message, Stop)
-
     def may_wait() -> bool:
         daemon.send(MayWait())
         while True:
@@ -337,6 +348,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
             if isinstance(answer, WaitAnswer):  # an order to leave that comes now will come again
                 return answer.may_wait
 
+    stop_ordered = partial(_stop_ordered, daemon)
     threads = NativeThreads(store, session["threads_follow_cpus"])
     limit_s = session["cleanup_timeout_s"]
     ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
