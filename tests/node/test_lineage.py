@@ -149,7 +149,7 @@ def test_what_is_remembered_is_bounded(start, runtime_dir, tmp_path, monkeypatch
 
 @fastrt.remote
 def large():
-    return np.ones(10**7, np.uint8)
+    return np.ones(25 * 10**6, np.uint8)
 
 
 @fastrt.remote
@@ -163,12 +163,12 @@ def test_a_chain_over_more_than_the_small_stores_of_its_nodes_is_made_again(star
     two = start("--address", head.head, "--num-workers", "1", "--object-store-memory", "64MiB", "--name", "two")
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         made = large.remote()
-        for _ in range(8):
+        for _ in range(3):
             made = passed_on.remote(made)
         assert fastrt.wait([made], timeout=60)[0] == [made]
         two.kill()
         start("--address", head.head, "--num-workers", "1", "--object-store-memory", "128MiB", "--name", "three")
-        assert fastrt.get(passed_on.remote(made), timeout=60).sum() == 10**7
+        assert fastrt.get(passed_on.remote(made), timeout=100).sum() == 25 * 10**6
 
 
 @pytest.mark.long
