@@ -65,22 +65,27 @@ PROGRAM = """
         times.append(1)
         raise helper.Odd if len(times) == 1 else KeyError
 
+    class OfMain(Exception):
+        pass
+
     class Again:
         times = 0
 
-        @fastrt.method(retry_exceptions=[helper.Odd], max_task_retries=1)
+        @fastrt.method(retry_exceptions=[helper.Odd, OfMain], max_task_retries=1)
         def raises(self):
             self.times += 1
             if self.times == 1:
                 raise helper.Odd
-            return self.times, os.environ["BEGUN"]
+            return self.times, os.environ.get("BEGUN")
 
     hook = {"worker_process_setup_hook": "helper.begin"}
-    again = fastrt.remote(Again).options(runtime_env=hook).remote()
-    assert fastrt.get(again.raises.remote()) == (2, "7")
-    assert fastrt.get(fastrt.remote(lambda: fastrt.get(again.raises.remote())).remote()) == (3, "7")
     far = {"num_cpus": 0, "resources": {"far": 0.1}}
     for where in ({}, far):
+        again = fastrt.remote(Again).options(runtime_env=hook if not where else None, **where).remote()
+        assert fastrt.get(again.raises.remote())[0] == 2
+        for times, caller in ((3, {"num_cpus": 0}), (4, far)):
+            asks = fastrt.remote(lambda actor: fastrt.get(actor.raises.remote())).options(**caller)
+            assert fastrt.get(asks.remote(again)) == (times, None if where else "7")
         assert get(helper.number, **where) == 7
         assert get(helper.number, helper.Point(2), **where) == 2
         for _ in range(3):

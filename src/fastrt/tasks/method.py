@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt.errors import ConfigError
+from fastrt.store.serialize import deserialize, serialize
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.options import METHODS, Settings
 from fastrt.tasks.signatures import signature_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fastrt.tasks.typed import MethodDecorator, MethodOptions, MethodReturns
 
 _SETTINGS = "__fastrt_method__"
+_PACKED = "_packed"  # an attribute of a plan: its settings as bytes
 CALL = "__fastrt_call__"  # every actor has this method: it calls a function with the instance as first argument
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -70,6 +72,27 @@ class MethodPlan:
     signature: inspect.Signature | None
     is_async: bool
     settings: Settings = field(default_factory=Settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The settings may name classes of exceptions, which only callers need to have: other processes keep the bytes.
+        state = dict(self.__dict__)
+        settings: Settings | None = None if _PACKED in state else self.settings
+        if settings is not None and settings.policy is not None and settings.policy.retry_on:
+            parts = serialize(settings)
+            if not parts.refs:
+                state[_PACKED] = parts.kind, parts.to_bytes()
+        if _PACKED in state:
+            state.pop("settings", None)
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        # Settings that came as bytes, when they are first asked for.
+        if name != "settings" or _PACKED not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        kind, data = self.__dict__[_PACKED]
+        settings = deserialize(kind, data, [])
+        object.__setattr__(self, "settings", settings)
+        return settings
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare arguments with the signature.
