@@ -168,7 +168,8 @@ MUTANTS = [
     Mutant("groups: ready although a node does not have its bundle", "node.groups",
            "if not node or bundle_name(name, index) not in total:", "if not node:"),
     Mutant("groups: bundles of other nodes take more than there is", "node.admission",
-           "        if fits and self.placing.fit_here", "        if self.placing.fit_here"),
+           "if all(room.get(name, 0) >= parts for name, parts in demand.amounts) and self.placing.fit_here",
+           "if self.placing.fit_here"),
     # ---- full stores ----
     Mutant("spill: memory is freed before the file is written", "node.spilling",
            "                if is_new:\n", "                if not is_new:\n"),

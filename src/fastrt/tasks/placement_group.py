@@ -348,7 +348,7 @@ def _job_here(store: Store) -> tuple[str, int]:
     """Return where a group is made, and the number there of the job that it ends with; 0: with this process.
 
     A worker lives on when the program ends whose task it has run, and a task may end long before its program. A driver
-    has left before its groups end: what waits for them has been cancelled then, and makes no errors.
+    has left before its groups end: tasks that wait for them have been cancelled then, and print no errors.
     """
     session = store.client.segment.session
     job = namespaces.job_here(store) if store.actor_here is None else 0
