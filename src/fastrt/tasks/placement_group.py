@@ -2,7 +2,8 @@
 
 A group consists of bundles; each bundle lies on one node as a whole. A bundle is reserved by a record in the table of
 actors, without a process. The record holds its resources as long as it lives, moves to another node when its node is
-lost, and ends with the process that made it. Tasks of the group demand resources under names that only such nodes have.
+lost, and ends with the driver or the actor that made it. Tasks of the group demand resources under names that only such
+nodes have.
 A table of bundles would need a second copy of all that the actors' records have: names, owners, commit points, recovery
 after a crash, and the way to another node. It would save only the names' prefix (`GROUP_NAME`) and the flag BARE.
 """
