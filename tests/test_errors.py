@@ -107,7 +107,8 @@ def test_errors_are_also_of_pythons_own_kind(kind, builtin):
 def test_every_error_can_be_made_without_its_init():
     """tblib, which pickles exceptions with their tracebacks, makes them by `__new__` alone."""
     for kind in subclasses(FastrtError):
-        assert type(kind.__new__(kind)) is kind
+        if "(" not in kind.__name__:  # else another test has made it, of an exception of a task
+            assert type(kind.__new__(kind)) is kind
 
 
 def test_task_error_is_an_instance_of_its_causes_type():
