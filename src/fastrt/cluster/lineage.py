@@ -103,6 +103,11 @@ class _Stored:
     ref: ObjectRef | None = None
     lists: list[_List] = field(default_factory=list)
 
+    @property
+    def parts(self) -> list[ObjectRef]:
+        """Return the objects that the daemon holds."""
+        return [one.ref for one in self.lists] + ([] if self.ref is None else [self.ref])
+
 
 @dataclass(eq=False)
 class Record:
@@ -204,24 +209,30 @@ class Lineage:
         """Take over the records that an earlier uplink process of this node has stored: forms, and lists after them."""
         records, origins = dict[int, Record](), dict[int, Origin]()
         for ref in objects:
-            content = pickle.loads(self._store.read(ref)[2])  # safe: a process of this node wrote it
-            contains = handles.contained(self._client, ref)
+            try:
+                content = pickle.loads(self._store.read(ref)[2])  # safe: a process of this node wrote it
+                contains = handles.contained(self._client, ref)
+            except FastrtError:  # it cannot be read any more
+                self.on_drop(ref.objref)
+                continue
             if isinstance(content, dict):
                 stored = self._stored(_Form(**content), contains)
                 stored.ref = ref
                 record = records[ref.objref] = self._record(stored)
-            elif contains[0].objref in records:
-                record = records[contains[0].objref]
-                stored = self._records[weakref.ref(record)]
-                stored.form.places.update(content)
-                stored.lists.append(_List(dict(content), ref))
-            else:  # the earlier process was dropping the record
-                self.on_drop(ref.objref)
-                continue
-            origins |= {objref: Origin(record, *place) for objref, place in stored.form.places.items()}
+                places = stored.form.places
+            else:
+                found, places = records.get(contains[0].objref), dict(content)
+                kept = None if found is None else self._records.get(weakref.ref(found))
+                if found is None or kept is None:  # the record is dropped: by the earlier process, or for its bytes
+                    self.on_drop(ref.objref)
+                    continue
+                record = found
+                kept.form.places.update(places)
+                kept.lists.append(_List(places, ref))
+            origins |= {objref: Origin(record, *place) for objref, place in places.items()}
         for record in records.values():
-            form = self._records[weakref.ref(record)].form
-            if not submission.has_ended(self._client, form.task, form.id):
+            kept = self._records.get(weakref.ref(record))
+            if kept is not None and not submission.has_ended(self._client, kept.form.task, kept.form.id):
                 self.count_run(record)  # the earlier process had forwarded it: it begins again
         self._values.assign(origins)
 
@@ -288,7 +299,7 @@ class Lineage:
 
     def _store_form(self, stored: _Stored) -> None:
         """Store a record's form, in place of the one that is stored and of the lists."""
-        before = [one.ref for one in stored.lists] + ([] if stored.ref is None else [stored.ref])
+        before = stored.parts
         stored.ref, stored.lists = self._store_object(vars(stored.form), stored.refs), []
         for ref in before:
             self.on_drop(ref.objref)
@@ -374,7 +385,7 @@ class Lineage:
             if not self._arguments[objref]:
                 del self._arguments[objref]
                 self._nbytes -= nbytes
-        for ref in [one.ref for one in stored.lists] + ([] if stored.ref is None else [stored.ref]):
+        for ref in stored.parts:
             self.on_drop(ref.objref)
 
     def origins(self) -> dict[int, Origin]:
