@@ -42,7 +42,7 @@ def test_a_killed_uplink_loses_nothing(pair, wait_until):
 
 
 def test_uplink_that_can_open_no_files_waits_for_the_next_daemon_until_it_can(pair, wait_until):
-    """It heard nothing from a daemon any more: the thread that connects to the next one had ended."""
+    """The uplink stood still: its thread that connects to the next daemon had ended for lack of a descriptor."""
     head = pair[0]
     uplink = head.child("fastrt.runtime.uplink")
     before = uplink.rlimit(psutil.RLIMIT_NOFILE)

@@ -47,7 +47,7 @@ with fastrt.init(address="auto"):
 
 
 def test_group_that_a_task_makes_ends_with_its_program_and_not_before(program, runtime, tmp_path, wait_until):
-    """It belonged to the worker, which lives on: its resources were reserved for as long as the node ran."""
+    """The group belonged to the worker, which lives on: its resources stayed reserved for as long as the node ran."""
     wait_until(lambda: counted(fastrt.cluster_resources()) == {"CPU": 2.0, "seat": 3.0}, "both nodes to be known")
     path = tmp_path / "end"
     driver = program(RESERVES.replace("PATH", repr(str(path))))

@@ -70,7 +70,7 @@ def node(request, tmp_path, monkeypatch, drop_arguments):
 
 
 def test_ready_waits_for_a_group_whose_records_are_not_read_yet(node):
-    """It became a NotFoundError: the daemon thought after two seconds that the group had been removed."""
+    """`ready()` raised NotFoundError: after two seconds the daemon took the group for removed."""
     group, refs = node.group()
     ready = _await_group(node.driver, group)
     assert not node.has_ended(ready)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pickle import PicklingError
 from types import FunctionType
 from typing import IO, Any
@@ -91,10 +93,8 @@ def dump_debug(obj: Any, *args: Any, **kwargs: Any) -> None:
     Raises:
         TypeError, PicklingError: it cannot be pickled.
     """
-    try:
+    with _explaining(obj, "dump"):
         dump(obj, *args, **kwargs)
-    except (TypeError, PicklingError) as exc:
-        raise _explained(obj, "dump", exc) from exc
 
 
 def dumps_debug(obj: Any, *args: Any, **kwargs: Any) -> bytes:
@@ -106,21 +106,24 @@ def dumps_debug(obj: Any, *args: Any, **kwargs: Any) -> bytes:
     Raises:
         TypeError, PicklingError: it cannot be pickled.
     """
-    try:
+    with _explaining(obj, "dumps"):
         return dumps(obj, *args, **kwargs)
-    except (TypeError, PicklingError) as exc:
-        raise _explained(obj, "dumps", exc) from exc
 
 
-def _explained(obj: Any, name: str, exc: TypeError | PicklingError) -> Exception:
-    """The error to raise. With RAY_PICKLE_VERBOSE_DEBUG the parts that cannot be pickled are printed.
+@contextmanager
+def _explaining(obj: Any, name: str) -> Iterator[None]:
+    """Explain why an object cannot be pickled. With RAY_PICKLE_VERBOSE_DEBUG the parts that cannot are printed.
 
     Source:
         `dumps_debug` in Ray's `cloudpickle/__init__.py`.
     """
-    if os.environ.get(VERBOSE):
+    try:
+        yield
+    except (TypeError, PicklingError) as exc:
+        why = f"ray.cloudpickle.{name}({obj}) failed: {exc}\n{VERBOSE}=1 prints which part cannot be pickled"
+        if not os.environ.get(VERBOSE):
+            raise type(exc)(why) from exc
         from fastrt.ray.util.check_serialize import inspect_serializability  # here: few programs look so closely
 
         inspect_serializability(obj)
-        return type(exc)(*exc.args)
-    return type(exc)(f"ray.cloudpickle.{name}({obj}) failed: {exc}\n{VERBOSE}=1 prints which part cannot be pickled")
+        raise type(exc)(*exc.args) from exc
