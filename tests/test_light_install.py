@@ -142,6 +142,13 @@ def test_import_that_needs_more_says_what_to_install(bare):
     assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {WORDS}")
 
 
+def test_tests_of_one_node_start_no_cluster():
+    paths = [ROOT / name for name in ONE_NODE]
+    files = [file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    starting = {file.name for file in files if "support.cluster import" in file.read_text()}
+    assert starting <= {"test_debugpy.py"}  # it skips its tests without the extra
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_tests_of_one_node_pass_in_a_light_install(bare):
