@@ -173,6 +173,21 @@ def test_threads_go_on_as_memory_is_used_and_stop_at_the_end_of_the_store(node, 
     del writer, more
 
 
+def test_threads_begin_again_once_half_of_the_ready_memory_is_used(node, populator, wait_until):
+    one = populator(128 * MIB)
+
+    def at_rest(nbytes):
+        tend(one, node)
+        return arena.room(node.client)[1] == nbytes and not any(thread.is_alive() for thread in one._threads)
+
+    wait_until(lambda: at_rest(128 * MIB), "two steps to be committed")
+    writer = handles.create(node.client, 60 * MIB, 16)
+    assert at_rest(128 * MIB)
+    more = handles.create(node.client, 8 * MIB, 16)
+    wait_until(lambda: at_rest(STORE), "the rest to be committed")
+    del writer, more
+
+
 def test_threads_stop_before_memory_is_short(node, populator, wait_until):
     begin = memory_of(node.segment)
     one = populator(STORE, spare=lambda: 40 * MIB - (memory_of(node.segment) - begin))

@@ -1,8 +1,9 @@
 """Keeps fresh memory of the store ready, so that no put waits for the kernel to find and clear it.
 
 Threads of the lowest priority populate the region beyond the committed mark, each one unit at a time; the daemon's own
-thread then commits what they have done, which takes microseconds. They start shortly after the session, and again as
-memory is used; in between there is no thread. Before every unit they look whether they may go on: they pause while
+thread then commits what they have done, which takes microseconds. They start shortly after the session, and again once
+half of that memory is used; in between there is no thread. A program that uses less than half has none cleared that it
+does not need while it computes. Before every unit they look whether they may go on: they pause while
 tasks wait for a worker and threads for a processor, because a niceness alone does not keep them off the processors that
 workers use, and stop before memory gets short (`config.spare_memory`).
 """
@@ -112,7 +113,7 @@ class Populator:
         return max(0.0, self._begin_at - time.monotonic()) if self._waits else 1.0
 
     def tend(self, used: int, committed: int, most: int) -> None:
-        """Start threads if less memory is ready than should be.
+        """Start threads if less than half of the memory is ready that should be.
 
         Args:
             used, committed, most: bytes, as `arena.room` counts them.
@@ -121,7 +122,8 @@ class Populator:
             return
         self._waits = False
         missing = min(most, used + self._ahead) - committed
-        if not self._ahead or missing <= 0 or any(thread.is_alive() for thread in self._threads):
+        has_enough = missing <= 0 or committed - used >= self._ahead // 2
+        if not self._ahead or has_enough or any(thread.is_alive() for thread in self._threads):
             return
         steps = (missing + COMMIT_BYTES - 1) // COMMIT_BYTES
         self._next = committed
