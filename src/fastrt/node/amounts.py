@@ -12,18 +12,13 @@ from fastrt.tasks.resources import CPU, HEAD, MEMORY, NODE, STORE_MEMORY, parts_
 _ACCELERATORS = {"neuron_cores": "accelerator_type:aws-neuron-core"}  # there is one type of these
 
 
-def resources_of(config: Config, is_head: bool, cluster: bool) -> dict[str, int]:
+def resources_of(config: Config, is_head: bool) -> dict[str, int]:
     """Return the parts of a node's resources by name, with those that each node has under names of Ray.
-
-    A node without workers in a cluster has none, and so runs nothing itself, unless it was given resources of its own.
 
     Args:
         config: the node's settings.
         is_head: whether it is the node with the head, or not in a cluster.
-        cluster: whether it is in a cluster.
     """
-    if cluster and not config.num_workers and not any(config.resources.values()):
-        return {}
     amounts: dict[str, float] = {CPU: config.num_workers, MEMORY: config.memory}
     amounts |= {STORE_MEMORY: config.object_store_memory, NODE + own_address(): 1}
     amounts |= {accelerator: 1 for resource, accelerator in _ACCELERATORS.items() if config.resources.get(resource)}

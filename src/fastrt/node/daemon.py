@@ -149,7 +149,7 @@ class Daemon:
         )
         self._monitor = MemoryMonitor(self._client, config.memory_threshold, pool.actors, self._output.log)
         self._admission = Admission(
-            self._store(), resources_of(config, is_head, cluster), config.labels, cluster, self._runs_tasks,
+            self._store(), resources_of(config, is_head), config.labels, cluster, self._runs_tasks,
             self._is_blocked, Workers.of(config, self._able), self._want_actors, self._output.log,
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None

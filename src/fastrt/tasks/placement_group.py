@@ -358,7 +358,7 @@ def _job_here(store: Store) -> tuple[str, int]:
     found = find_job(store, job)
     if found is None:
         return session, 0
-    able = {row.node for row in _nodes(store).others if row.total}  # a node without workers runs nothing
+    able = {row.node for row in _nodes(store).others if row.total}  # a node that leaves has none
     return found if found[0] in {session, *able} else (session, 0)
 
 

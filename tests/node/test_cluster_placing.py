@@ -1,0 +1,57 @@
+"""What goes where on real nodes: what needs no CPU, tasks of one CPU, and actors without demands."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+import fastrt
+from support.cluster import RunningNode
+
+
+@pytest.fixture
+def cluster(runtime_dir, wait_until):
+    """Starts a head and other nodes with so many workers each, and joins the head; the nodes are `n0`, `n1`, ..."""
+    nodes = []
+
+    def start(*workers):
+        for k, count in enumerate(workers):
+            where = ("--address", nodes[0].head) if nodes else ("--head", "--port", "0")
+            nodes.append(RunningNode(runtime_dir, *where, "--num-workers", str(count), "--name", f"n{k}"))
+        fastrt.init(address=nodes[0].head, runtime_dir=runtime_dir)
+        wait_until(lambda: len(fastrt.nodes()) == len(workers), "the nodes to be known")
+
+    yield start
+    fastrt.shutdown()
+    for node in reversed(nodes):
+        _, err = node.stop()
+        assert "Traceback" not in err, err
+
+
+@fastrt.remote
+def node_after(seconds):
+    threading.Event().wait(seconds)
+    return fastrt.runtime_context().node_id
+
+
+@fastrt.remote
+class Actor:
+    def node(self):
+        return fastrt.runtime_context().node_id
+
+
+def names(refs):
+    """The names of the nodes that results name, with how often they do."""
+    known = {row["NodeID"]: row["NodeName"] for row in fastrt.nodes()}
+    return Counter(known[node] for node in fastrt.get(refs, timeout=60))
+
+
+def test_node_without_workers_runs_what_needs_no_cpu_and_nothing_else(cluster):
+    cluster(1, 0)
+    there = {"num_cpus": 0, "scheduling": "n1"}
+    actors = [Actor.options(**there).remote(), Actor.options(scheduling="n1").remote()]
+    assert names([node_after.options(**there).remote(0), *[actor.node.remote() for actor in actors]]) == {"n1": 3}
+    with pytest.raises(fastrt.InfeasibleTaskError, match=r"CPU 1 on node 'n1'"):
+        fastrt.get(node_after.options(scheduling="n1").remote(0), timeout=30)
+    assert names([node_after.remote(0.05) for _ in range(8)]) == {"n0": 8}
+    assert names([Actor.remote().node.remote() for _ in range(3)]) == {"n0": 3}
