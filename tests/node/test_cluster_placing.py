@@ -55,3 +55,10 @@ def test_node_without_workers_runs_what_needs_no_cpu_and_nothing_else(cluster):
         fastrt.get(node_after.options(scheduling="n1").remote(0), timeout=30)
     assert names([node_after.remote(0.05) for _ in range(8)]) == {"n0": 8}
     assert names([Actor.remote().node.remote() for _ in range(3)]) == {"n0": 3}
+
+
+def test_tasks_of_a_node_without_workers_are_dealt_out_by_cpus(cluster):
+    cluster(0, 2, 2)
+    names([node_after.remote(0)])  # one of the nodes has finished something
+    for _ in range(3):
+        assert names([node_after.remote(0.5) for _ in range(8)]) == {"n1": 4, "n2": 4}

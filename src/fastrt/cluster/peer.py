@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +19,7 @@ _OUTPUT_MAX = 256
 _CALLS_MAX = 8  # connections that one node opens at a time, to find room for its tasks
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     """Another node: its address, the stream to it, and how many tasks of this node it may have at once.
 
@@ -58,6 +59,13 @@ class Peer:
         most = int(self.target)
         return max(0, (min(most, self.exchange.room) if self.has_choice else most) - self.exchange.ledger.forwarded)
 
+    @property
+    def load(self) -> float:
+        """Return how many tasks it has for each of its workers: those of this node, or its queue if that is longer."""
+        exchange = self.exchange
+        assert exchange is not None
+        return max(exchange.ledger.forwarded, exchange.queued) / max(1, exchange.workers)
+
     def adapt(self) -> None:
         """Adapt the target after a frame: raise it while the peer's queue is empty, lower it while that is long."""
         assert self.exchange is not None
@@ -70,14 +78,54 @@ class Peer:
         self.target = max(least, self.target)
 
 
-def nearest(client: Client, helpers: list[Peer], task: int) -> Peer:
-    """Return the helper that has most bytes of a task's arguments; without arguments, the one with the most room."""
-    if len(helpers) == 1:
-        return helpers[0]
-    _, _, refs = core.arguments(client, task, True)
-    if not refs:
-        return helpers[0]
-    return max(helpers, key=lambda peer: peer.exchange.holds(refs) if peer.exchange is not None else 0)
+class Helpers:
+    """Peers that have room for tasks: a heap, of which the first has the fewest tasks for each of its workers.
+
+    A peer's entry may be outdated in one direction only: the peer has got tasks since.
+
+    Args:
+        client: the uplink's attachment.
+        peers: all that there are.
+
+    Attributes:
+        room: how many tasks they had room for together.
+    """
+
+    def __init__(self, client: Client, peers: Iterable[Peer]) -> None:
+        self._client = client
+        rooms = [(peer, peer.room) for peer in peers]
+        self.room = sum(room for _, room in rooms)
+        self._heap = [(peer.load, -room, k, peer) for k, (peer, room) in enumerate(rooms) if room]
+        heapify(self._heap)
+
+    def has_room(self) -> bool:
+        """Return whether some peer has room, and bring the one that should get the next task to the top."""
+        heap = self._heap
+        while heap:
+            load, _, k, peer = heap[0]
+            room = peer.room
+            if not room:
+                heappop(heap)
+            elif peer.load > load:
+                heapreplace(heap, (peer.load, -room, k, peer))
+            else:
+                return True
+        return False
+
+    def choose(self, task: int) -> Peer:
+        """Return the peer for a task: that with most bytes of its arguments, else that with most free workers.
+
+        `has_room` comes before each call.
+        """
+        first = self._heap[0][-1]
+        if len(self._heap) == 1:
+            return first
+        _, _, refs = core.arguments(self._client, task, True)
+        if not refs:
+            return first
+        held = {peer: peer.exchange.holds(refs) for *_, peer in self._heap if peer.exchange is not None and peer.room}
+        best = max(held, key=held.__getitem__, default=first)
+        return best if held.get(best) else first
 
 
 def to_call(node: str, peers: Collection[Peer]) -> list[Peer]:

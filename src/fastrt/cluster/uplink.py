@@ -30,7 +30,7 @@ from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.load import Claims, LoadWatch
 from fastrt.cluster.output import OutputOfTasks
-from fastrt.cluster.peer import Peer, nearest, to_call
+from fastrt.cluster.peer import Helpers, Peer, to_call
 from fastrt.cluster.peer_stream import Exchange, tidy_all
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.questions import Answer, Desk, Question
@@ -502,21 +502,20 @@ class Uplink:
                 exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
 
-    def _helpers(self, wanted: int) -> list[Peer]:
-        """Return the peers that have room for tasks, most room first.
+    def _helpers(self, wanted: int) -> Helpers:
+        """Return the peers that have room for tasks.
 
         Connect to further nodes if `wanted` tasks are more than that room, or than two for each worker with those that
         the peers have.
         """
         named = [self._peers.get(exchange.node) for exchange in self._exchanges if exchange.workers]
-        room_of = {peer.exchange: (peer.room, peer) for peer in named if peer is not None}
-        able = sorted((found for found in room_of.values() if found[0]), key=lambda found: found[0], reverse=True)
+        helpers = Helpers(self._client, {id(peer): peer for peer in named if peer is not None}.values())
         if wanted:
             workers = sum(exchange.workers for exchange in self._exchanges)
             forwarded = sum(exchange.ledger.forwarded for exchange in self._exchanges)
-            if sum(room for room, _ in able) < wanted or forwarded + wanted > _TASKS_A_WORKER * workers:
+            if helpers.room < wanted or forwarded + wanted > _TASKS_A_WORKER * workers:
                 self._call_helpers()
-        return [peer for _, peer in able]
+        return helpers
 
     def _call_helpers(self) -> None:
         """Begin to connect to a few more nodes with workers: those that have no queue, and most CPUs free."""
@@ -537,7 +536,7 @@ class Uplink:
         """Claim up to `most` tasks and forward them."""
         helpers = self._helpers(most)
         kept = 0
-        while helpers and most > 0 and kept < _KEPT_A_LOOK:
+        while helpers.has_room() and most > 0 and kept < _KEPT_A_LOOK:
             task = core.next_task(self._client, 0.0, 0.0)
             if task < 0:
                 return
@@ -547,10 +546,7 @@ class Uplink:
                 kept += 1
                 self._give_back(task)
                 continue
-            peer = nearest(self._client, helpers, task)
-            self._forward(peer, task)
-            if not peer.room:
-                helpers.remove(peer)
+            self._forward(helpers.choose(task), task)
 
     def _forward(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
@@ -576,8 +572,7 @@ class Uplink:
         """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
         if self._workers:
             return
-        helpers = self._helpers(core.queued(self._client))
-        before, self._claims.room = self._claims.room, sum(peer.room for peer in helpers)
+        before, self._claims.room = self._claims.room, self._helpers(core.queued(self._client)).room
         if self._claims.room > before == 0:
             self._waiter.stir()
 
@@ -585,12 +580,10 @@ class Uplink:
         helpers = self._helpers(len(tasks))
         stay = {task for task in tasks if admission.is_demanding(self._client, task)}  # a worker starts for them
         for task in tasks:
-            if not helpers or task in stay:  # if the node that had room is gone, another one gets the task
+            if task in stay or not helpers.has_room():  # if the node that had room is gone, another one gets the task
                 self._give_back(task)
             else:
-                peer = nearest(self._client, helpers, task)
-                self._forward(peer, task)
-                helpers = helpers if peer.room else [one for one in helpers if one is not peer]
+                self._forward(helpers.choose(task), task)
         self._claims.stop() if stay else self._forward_more()  # stop: until the next look, a worker gets them first
 
     def _on_cancelled(self) -> None:
