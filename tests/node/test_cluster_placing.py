@@ -62,3 +62,16 @@ def test_tasks_of_a_node_without_workers_are_dealt_out_by_cpus(cluster):
     names([node_after.remote(0)])  # one of the nodes has finished something
     for _ in range(3):
         assert names([node_after.remote(0.5) for _ in range(8)]) == {"n1": 4, "n2": 4}
+
+
+def test_actors_without_demands_stay_until_there_is_one_for_each_cpu_and_are_then_dealt_out(cluster, wait_until):
+    cluster(1, 1, 2, 0)
+    actors = [Actor.remote()]
+    assert names([actors[0].node.remote()]) == {"n0": 1}
+    actors += [Actor.remote() for _ in range(7)]
+    assert names([actor.node.remote() for actor in actors]) == {"n0": 2, "n1": 2, "n2": 4}
+    known = {row["NodeID"]: row["NodeName"] for row in fastrt.nodes()}
+    for actor in [one for one in actors if known[fastrt.get(one.node.remote(), timeout=30)] == "n0"]:
+        fastrt.kill(actor)
+    wait_until(lambda: len(fastrt.list_actors(state="alive")) == 6, "the actors of this node to be gone", 30)
+    assert names([Actor.remote().node.remote()]) == {"n0": 1}

@@ -28,6 +28,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.actor_records import death_of_call
+from fastrt.tasks.resources import NOTHING
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange
@@ -36,6 +37,7 @@ _SET = message_set("node")
 _Actor, _Plan, _Call, _Whose, _Ask, _Answer = (
     _SET.message(f"fastrt.node.{name}") for name in ("Actor", "Plan", "Call", "Whose", "Ask", "Answer")
 )
+_NOTHING = NOTHING.to_bytes()  # said, so that the peer does not place the actor again
 _LOOK_S = 1.0  # between polls: a caller may be killed before it sends its wake
 
 
@@ -115,7 +117,7 @@ class RemoteActors:
         try:
             ref = handles.acquire(self._client, *info["object"])
             plan: ActorPlan = self._store.load(ref)
-            demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else b""
+            demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else _NOTHING
             function = b"" if plan.cls is None else self._exchange.functions.send(plan.cls.objref, plan.cls.index)
         except FastrtError as exc:  # its last handle is gone, or its class or arguments are lost
             self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")

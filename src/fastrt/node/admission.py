@@ -60,7 +60,7 @@ from fastrt.store.messages import (
 from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_records import DEMANDS, group_of_bundle, kill_in
 from fastrt.tasks.labels import is_selector, labels_of
-from fastrt.tasks.resources import STORE_MEMORY, Demand, device_amounts, group_of
+from fastrt.tasks.resources import NOTHING, STORE_MEMORY, Demand, device_amounts, group_of
 
 _NAP_S = 1.0
 _REQUESTED = "requested.json"  # in the session's folder
@@ -192,7 +192,7 @@ class Admission:
             info: its record, as `actors.info` returns it.
             again: whether its process has just ended: an order to forward it has been carried out.
         """
-        if info["demand"] is None and self.placing.total:
+        if info["demand"] is None and (not self.placing.can_grow or self.placing.keep(ActorKey(actor, info["gen"]))):
             return True
         demand = self._demand_of_actor(info)
         if info["bare"] and not demand.bundle:
@@ -485,16 +485,16 @@ class Admission:
         return _PLACES[actors.states(self._client, [pair_of(key)])[0]]
 
     def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
-        """The demand of an actor; by default it needs only a node that has workers."""
+        """The demand of an actor."""
         if info["demand"] is None:
-            return Demand(())
+            return NOTHING
         objref, index = info["demand"]
         found = self._known.get(objref)
         if found is None:
             try:
                 found = Demand.from_bytes(self._store.load(handles.acquire(self._client, objref, index)))
             except StaleReferenceError:  # freed with the last handle: the actor ends
-                return Demand(())
+                return NOTHING
             self._known[objref] = found
         return found
 

@@ -21,6 +21,7 @@ cdef class _OtherNode:
     cdef public Node ranked
     cdef public int64_t cpus
     cdef public int64_t spread
+    cdef public int64_t plain
     cdef public int64_t cpus_used
     cdef public dict used
     cdef public double since
@@ -72,13 +73,16 @@ cdef class OtherNodes:
     cpdef ended(self, _OtherNode there, double now)
 
     @cython.locals(ranked=Node, name=str, parts=int64_t, change=int64_t, load=int64_t)
-    cpdef charge(self, _OtherNode there, tuple amounts, int sign, bint spread)
+    cpdef charge(self, _OtherNode there, tuple amounts, int sign, bint spread, bint plain)
 
     @cython.locals(best=Node)
     cpdef choose(self, object demand, object near)
 
     @cython.locals(best=Node, there=_OtherNode, beside=Node)
     cpdef least_used(self, tuple amounts, object near, object here)
+
+    @cython.locals(its=double, there=_OtherNode, best=_OtherNode)
+    cpdef fewest_plain(self, double share)
 
     @cython.locals(left=dict, there=_OtherNode, beside=_OtherNode)
     cpdef soon(self, Search search, object near, double now)

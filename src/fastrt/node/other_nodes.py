@@ -65,6 +65,7 @@ class _OtherNode:
         self.ranked: Node | None = None  # its place in the policy; None: it runs nothing
         self.cpus = 0  # parts of a CPU that it has
         self.spread = 0
+        self.plain = 0  # actors of this node without demands
         self.cpus_used = 0  # by tasks of this node, as the other resources:
         self.used: dict[str, int] = {}
         # Tasks of this node that ended there in the window of `_RECENT_S` that began at `since`, and in the one before.
@@ -211,9 +212,10 @@ class OtherNodes:
         """A node, for `charge` and `ended`: the same object as long as tasks of this node are there."""
         return self._known[node]
 
-    def charge(self, there: _OtherNode, amounts: Amounts, sign: int, spread: bool) -> None:
-        """Count what a task takes on a node (sign=1), or gives back (-1)."""
+    def charge(self, there: _OtherNode, amounts: Amounts, sign: int, spread: bool, plain: bool) -> None:
+        """Count what a task takes on a node (sign=1), or gives back (-1); `plain`: it is an actor without demands."""
         there.spread += sign * spread
+        there.plain += sign * plain
         ranked = there.ranked
         for name, parts in amounts:
             change = sign * parts
@@ -280,6 +282,21 @@ class OtherNodes:
             if beside is not None and not is_used_more and beside.fits(amounts):
                 return node
         return str(best.id)
+
+    def fewest_plain(self, share: float) -> str | None:
+        """The node that would have the fewest actors without demands for each part of its CPUs, given one more.
+
+        Args:
+            share: None is returned unless that is less than this.
+        """
+        best: _OtherNode | None = None
+        for there in self._known.values():
+            if there.ranked is None or not there.cpus:
+                continue
+            its = (there.plain + 1) / there.cpus
+            if its < share or (its == share and best is not None and there.ranked.load < best.ranked.load):
+                share, best = its, there
+        return None if best is None else best.node
 
     def soon(self, search: Search, near: Mapping[str, int], now: float) -> str | None:
         """A node that will have room soon, if possible one that is near. The same search does not look twice."""

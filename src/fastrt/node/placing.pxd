@@ -13,6 +13,7 @@ cdef class _Entry:
     cdef public tuple amounts
     cdef public bint is_spread
     cdef public bint is_bundle
+    cdef public bint is_plain
     cdef public _OtherNode there
     cdef public int place
     cdef public str node
@@ -60,9 +61,9 @@ cdef class Placing:
     cdef public dict waiting_actors
     cdef public dict unopened
     cdef public dict held
-    cdef public dict _selectors
-    cdef public int64_t _selectors_most
+    cdef public object _selectors
     cdef public int64_t _spread_here
+    cdef public int64_t _plain_here
 
     @cython.locals(entry=_Entry, line=_Line)
     cpdef wait(self, object key, object demand, double now, object named=*, int64_t priority=*)
@@ -85,6 +86,9 @@ cdef class Placing:
 
     @cython.locals(fits=bint, parts=int64_t, name=str)
     cdef _place_by(self, object demand, Search search, set short, double now, dict near)
+
+    @cython.locals(cpus=int64_t, count=int64_t)
+    cdef _deal(self)
 
     cdef _learn(self, object demand)
     cdef _send(self, _Entry entry, str node, double now)

@@ -6,7 +6,8 @@ records say where each task is. A new daemon reports the facts again, and a task
 Order of placement: the highest priority first, then the oldest task of each demand. A task whose resources are taken
 does not block other demands, unless it has been passed over `_PATIENCE` times. A task runs here if there is room, else
 where the scheduling policy says: on the node that has most bytes of its arguments, else on the least used one. A node
-that finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order.
+that finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order. Actors
+without demands stay here until there is one for each CPU, and are then dealt out over the nodes by their CPUs.
 
 A decision does not look at every node: the policy keeps the other nodes in order of load. Only nodes that have changed
 are looked at again for a task that found no room. Compiled with the types in placing.pxd, as `other_nodes` is.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
@@ -24,11 +26,12 @@ from fastrt.ids import is_made_on, is_node_id
 from fastrt.node.devices import Devices
 from fastrt.node.keys import BundleKey, Key, Order, TaskKey, pair_of
 from fastrt.node.other_nodes import OtherNodes, Search, load_of
+from fastrt.node.selectors import Selectors
 from fastrt.store.messages import DemandRow, NodeRow, TaskRecord
-from fastrt.tasks.labels import mark, matches
 from fastrt.tasks.resources import (
     CPU,
     INSIDE,
+    NOTHING,
     SPREAD,
     Demand,
     choices_of,
@@ -36,12 +39,10 @@ from fastrt.tasks.resources import (
     given_by,
     group_of,
     lacking,
-    selectors_of,
 )
 
 Bytes = dict[str, int]  # of a task's arguments, by the node that has them
 _PATIENCE = 256
-_SELECTORS_MOST = 1000  # known selectors from which on unused ones are forgotten
 _ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
 _GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
 _order = tuple.__new__  # makes an Order in a seventh of the instructions of its own constructor
@@ -59,6 +60,7 @@ class _Entry:
         self.named: Sequence[int] = ()  # the objects that its arguments name
         # How many workers of the pool it occupies: none if it is an actor, which has its own process.
         self.workers = int(isinstance(key, TaskKey))
+        self.is_plain = not (self.workers or self.amounts or self.is_bundle)  # an actor without demands
 
 
 class _Line:
@@ -119,9 +121,9 @@ class Placing:
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
-        self._selectors: dict[str, None] = {}  # resources that stand for selectors, of all demands seen here
-        self._selectors_most = _SELECTORS_MOST
+        self._selectors = Selectors(self.total, self.used, self.labels)
         self._spread_here = 0  # tasks and actors with the strategy "spread" that are here
+        self._plain_here = 0  # actors without demands that are here
 
     @property
     def views(self) -> Mapping[str, NodeRow]:
@@ -189,6 +191,12 @@ class Placing:
             self._enter(entry, HERE, devices)
             self.open(key)
 
+    def keep(self, key: Key) -> bool:
+        """Place an actor without demands here if it belongs here; return whether it is here."""
+        if key not in self._entries and self._deal() == self.node:
+            self.found(key, NOTHING)
+        return self.place_of(key) == HERE
+
     def open(self, key: Key) -> None:
         """Let tasks use a bundle that is placed here: tasks that ran on its CPUs before have ended."""
         demand = self.unopened.pop(key, None)
@@ -227,9 +235,8 @@ class Placing:
             left: nodes that have left; the others are as before. None: there are only those in `views`.
         """
         views = list(views)
-        for view in views if self._selectors else ():
-            mark(view.total, view.labels, self._selectors)
-            mark(view.free, view.labels, self._selectors)
+        for view in views:
+            self._selectors.mark(view)
         self._others.see(views, left)
         self.changes += 1
         self.growth += 1
@@ -415,6 +422,8 @@ class Placing:
                 return None
         if demand.strategy == SPREAD:
             return self._spread(demand, fits, near)
+        if search is None and demand[:2] == NOTHING[:2]:
+            return self._deal()
         if fits:
             return self.node
         if not self.has_uplink:
@@ -428,6 +437,16 @@ class Placing:
         here = load_of(self.total.get(CPU, 0), self._free(CPU), self._spread_here, 0) if fits else None
         best = self._others.least_used(demand.amounts, near, here) if self.has_uplink else None
         return best or (self.node if fits else None)
+
+    def _deal(self) -> str | None:
+        """The node for an actor without demands: here until each CPU has one, then where the fewest are for each."""
+        cpus, count = self.total.get(CPU, 0), self._plain_here
+        if count * RESOURCE_PARTS < cpus:
+            return self.node
+        best = self._others.fewest_plain((count + 1) / cpus if cpus else inf)
+        if best is None or (cpus and not self.has_uplink):
+            return self.node if self.total else None
+        return best if self.has_uplink else None
 
     def _named(self, node: str) -> str | None:
         """The id of a node, given its id or name."""
@@ -469,35 +488,14 @@ class Placing:
         line.warned = not group
         return [Order(waiting[0].key, "warn", demand)]
 
-    # ---- labels ----
-
     def _learn(self, demand: Demand) -> None:
         """Give the resources that stand for the selectors of a demand to the nodes that match them."""
-        if not (new := [name for name in selectors_of(demand) if name not in self._selectors]):
-            return
-        if len(self._selectors) >= self._selectors_most:
-            self._forget_selectors()
-        self._selectors.update(dict.fromkeys(new))
-        mark(self.total, self.labels, new)
-        changed = [view for view in self.views.values() if any(matches(name, view.labels) for name in new)]
-        for view in changed:
-            mark(view.total, view.labels, new)
-            mark(view.free, view.labels, new)
-        self._others.see(changed, [])
+        if changed := self._selectors.learn(demand, self.views.values(), self._demands):
+            self._others.see(changed, [])
 
-    def _forget_selectors(self) -> None:
-        """Forget the selectors that no known task, actor or bundle has."""
-        demands = {entry.demand for entry in self._entries.values()} | {demand for demand, _ in self._lines}
-        used = {name for demand in demands for name in selectors_of(demand)}
-        for name in [name for name in self._selectors if name not in used]:
-            del self._selectors[name]
-            self.total.pop(name, None)
-            self.used.pop(name, None)
-            for view in self.views.values():
-                view.total.pop(name, None)
-                view.free.pop(name, None)
-        self._others.see(list(self.views.values()), [])
-        self._selectors_most = max(_SELECTORS_MOST, 2 * len(self._selectors))
+    def _demands(self) -> Iterable[Demand]:
+        """The demands of known tasks, actors and bundles."""
+        return {entry.demand for entry in self._entries.values()} | {demand for demand, _ in self._lines}
 
     # ---- keeping count ----
 
@@ -513,7 +511,7 @@ class Placing:
         self._stop_waiting(entry)
         self._stir(entry)
         entry.there = self._others.at(node)
-        self._others.charge(entry.there, entry.amounts, 1, entry.is_spread)
+        self._others.charge(entry.there, entry.amounts, 1, entry.is_spread, entry.is_plain)
         return _order(Order, (entry.key, "forward", entry.demand, node, 0))
 
     def _enter(self, entry: _Entry, place: int, devices: int) -> None:
@@ -524,6 +522,7 @@ class Placing:
         self._keep(entry)
         self.tasks_here += entry.workers
         self._spread_here += entry.is_spread
+        self._plain_here += entry.is_plain
         self._count(entry, 1)
         self._stop_waiting(entry)
         if entry.is_bundle:
@@ -538,9 +537,10 @@ class Placing:
             self.placed_actors.pop(entry, None)
             self.followed[entry.key] = False
         if entry.place in (ORDERED, ELSEWHERE):
-            self._others.charge(entry.there, entry.amounts, -1, entry.is_spread)
+            self._others.charge(entry.there, entry.amounts, -1, entry.is_spread, entry.is_plain)
         elif entry.place != WAITING:
             self._spread_here -= entry.is_spread
+            self._plain_here -= entry.is_plain
             self.tasks_here -= entry.workers
             if self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)

@@ -124,6 +124,9 @@ class Demand(NamedTuple):
             raise ValueError(f"{data[:100]!r} is no demand: {exc}") from None
 
 
+NOTHING = Demand(())  # of an actor by default
+
+
 def demand_of(options: Mapping[str, Any]) -> Demand | None:
     """Read the options of a remote function that make the demand of its tasks.
 
@@ -236,7 +239,7 @@ def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
     demand = demand_of({"num_cpus": 0, **given})
     if demand is None:
         return Demand(ONE_CPU)
-    return None if demand == Demand(()) else demand
+    return None if demand == NOTHING else demand
 
 
 def export(store: Store, demand: Demand) -> ObjectRef:
