@@ -23,7 +23,7 @@ class Pressure:
         self._done = 0
         self._rate = 0.0  # tasks ended in a second
         self._rated_at: float | None = None
-        self._rated_done = 0
+        self._rated_done = self._before = 0
 
     def excess(self, now: float, queued: int, idle: int, done: int) -> int:
         """Return how many of the queued tasks would wait too long.
@@ -49,7 +49,11 @@ class Pressure:
         return max(0, queued - int((done - self._done) / looked_s * _PATIENCE_S))
 
     def _rate_at(self, now: float, done: int) -> None:
-        looked_s = _WINDOW_S if self._rated_at is None else now - self._rated_at
-        if looked_s >= _LOOK_S or done < self._rated_done:
-            self._rate = 0.0 if self._rated_at is None else max(0, done - self._rated_done) / looked_s
-            self._rated_at, self._rated_done = now, done
+        """Measure the rate over `_WINDOW_S`: long tasks that were started together also end within a moment."""
+        if self._rated_at is None or done < self._rated_done or now - self._rated_at >= 2 * _WINDOW_S:
+            self._rated_at, self._rated_done, self._before = now, done, 0
+        elif now - self._rated_at >= _WINDOW_S:
+            self._before = done - self._rated_done
+            self._rated_at, self._rated_done = self._rated_at + _WINDOW_S, done
+        age = (now - self._rated_at) / _WINDOW_S
+        self._rate = (done - self._rated_done + self._before * (1 - age)) / _WINDOW_S
