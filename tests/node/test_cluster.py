@@ -249,7 +249,7 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
     assert nodes[0].child("fastrt.runtime.uplink") == uplink
 
 
-@fastrt.remote(num_cpus=0)
+@fastrt.remote(num_cpus=0, scheduling="two")
 def cancel_there(refs, force):
     """Cancel on the node where this runs what another node has submitted."""
     fastrt.cancel(refs[0], force=force)

@@ -158,7 +158,7 @@ def test_handles_work_in_tasks_and_actors_of_other_nodes(runtime, two):
 
     @fastrt.remote(scheduling="two")
     def make():
-        return Counter.remote(7)
+        return Counter.options(scheduling="two").remote(7)
 
     made = get(make.remote())
     assert get(made.add.remote()) == 8
@@ -241,7 +241,7 @@ def test_namespace_of_a_driver_holds_on_other_nodes(runtime_dir, nodes, runtime,
 def test_names_are_found_and_actors_killed_on_other_nodes(runtime, two, wait_until):
     @fastrt.remote(scheduling="two")
     def make():
-        Counter.options(name="keeper", lifetime="detached").remote(40)
+        Counter.options(name="keeper", lifetime="detached", scheduling="two").remote(40)
         return fastrt.get_actor("here").add.options().remote(1)
 
     mine = Counter.options(name="here").remote(1)
@@ -374,7 +374,7 @@ class Broken:
 
 @fastrt.remote
 def hand_over():
-    return Counter.remote()
+    return Counter.options(scheduling="two").remote()
 
 
 @pytest.mark.long

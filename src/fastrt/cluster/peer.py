@@ -93,21 +93,21 @@ class Helpers:
 
     def __init__(self, client: Client, peers: Iterable[Peer]) -> None:
         self._client = client
-        rooms = [(peer, peer.room) for peer in peers]
-        self.room = sum(room for _, room in rooms)
-        self._heap = [(peer.load, -room, k, peer) for k, (peer, room) in enumerate(rooms) if room]
+        able = [(peer.room, peer.exchange, peer) for peer in peers if peer.exchange is not None]
+        self.room = sum(room for room, *_ in able)
+        self._heap = [(peer.load, -room, exchange.node, peer) for room, exchange, peer in able if room]
         heapify(self._heap)
 
     def has_room(self) -> bool:
         """Return whether some peer has room, and bring the one that should get the next task to the top."""
         heap = self._heap
         while heap:
-            load, _, k, peer = heap[0]
+            load, _, node, peer = heap[0]
             room = peer.room
             if not room:
                 heappop(heap)
             elif peer.load > load:
-                heapreplace(heap, (peer.load, -room, k, peer))
+                heapreplace(heap, (peer.load, -room, node, peer))
             else:
                 return True
         return False

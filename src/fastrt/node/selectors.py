@@ -38,7 +38,7 @@ class Selectors:
         Args:
             demand: a demand.
             views: the reports of the other nodes.
-            in_use: the demands of what is known, of which selectors are kept when there are many.
+            in_use: returns the demands whose selectors are kept when there are too many.
         Returns:
             The reports that were changed.
         """
