@@ -578,3 +578,27 @@ def test_task_in_a_group_that_was_removed_here_is_refused():
     here.placing.gone_groups["g"] = ""
     here.submit(Demand((("bundle@g", 1),), node="me"))
     assert here.decide() == [(1, "refuse", "")]
+
+
+def test_actors_without_demands_are_dealt_out_by_cpus_once_each_cpu_here_has_one():
+    here = Here(view("a", 2), view("b", 4), view("none", 0), cpu=2)
+    nothing, places = demand(0), []
+    for number in range(16):
+        key = ActorKey(number, 1)
+        if here.placing.keep(key):
+            places.append("me")
+            continue
+        here.placing.wait(key, nothing, here.now)
+        ((record, what, node),) = here.decide()
+        places.append("me" if what == "admit" else node)
+        assert record == number
+        here.placing.moved(key, HERE if what == "admit" else ELSEWHERE, here.now)
+    assert places[:2] == ["me", "me"]
+    assert {name: places.count(name) for name in places} == {"me": 4, "a": 4, "b": 8}
+    here.placing.moved(ActorKey(0, 1), GONE, here.now)
+    assert here.placing.keep(ActorKey(99, 1))
+    alone = Here(cpu=0)
+    alone.placing.total["license"] = ONE
+    assert alone.placing.keep(ActorKey(1, 1)), "no node has CPUs"
+    alone.placing.see([view("a", 1)])
+    assert not alone.placing.keep(ActorKey(2, 1))

@@ -81,7 +81,7 @@ cdef class OtherNodes:
     @cython.locals(best=Node, there=_OtherNode, beside=Node)
     cpdef least_used(self, tuple amounts, object near, object here)
 
-    @cython.locals(its=double, there=_OtherNode, best=_OtherNode)
+    @cython.locals(its=double, least=int64_t, there=_OtherNode, found=_OtherNode, ranked=Node)
     cpdef fewest_plain(self, double share)
 
     @cython.locals(left=dict, there=_OtherNode, beside=_OtherNode)

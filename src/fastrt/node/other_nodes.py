@@ -289,14 +289,16 @@ class OtherNodes:
         Args:
             share: None is returned unless that is less than this.
         """
-        best: _OtherNode | None = None
+        found: _OtherNode | None = None
+        least = 0
         for there in self._known.values():
-            if there.ranked is None or not there.cpus:
+            ranked = there.ranked
+            if ranked is None or not there.cpus:
                 continue
             its = (there.plain + 1) / there.cpus
-            if its < share or (its == share and best is not None and there.ranked.load < best.ranked.load):
-                share, best = its, there
-        return None if best is None else best.node
+            if its < share or (its == share and found is not None and ranked.load < least):
+                share, least, found = its, ranked.load, there
+        return None if found is None else found.node
 
     def soon(self, search: Search, near: Mapping[str, int], now: float) -> str | None:
         """A node that will have room soon, if possible one that is near. The same search does not look twice."""
