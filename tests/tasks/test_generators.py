@@ -121,10 +121,14 @@ def test_items_come_one_by_one_and_in_order(tmp_path):
     with pytest.raises(GetTimeoutError, match="no further item after"):
         generator.next(timeout=0.01)
     assert not generator.is_finished()
+    assert not generator.next_ready()
     (tmp_path / "gate").touch()
+    fastrt.wait([generator])
+    assert generator.next_ready()
     assert [get(ref) for ref in generator] == [2, 3, 4]
     assert get(generator.completed()) is None
     assert generator.is_finished()
+    assert not generator.next_ready()
     with pytest.raises(StopIteration):
         next(generator)
 

@@ -94,8 +94,8 @@ class ObjectRefGenerator(Waitable, Generic[T]):
         return self._end
 
     def next_ready(self) -> bool:
-        """Whether `next` would return or raise at once."""
-        return self._over or bool(generators.is_ready(self._store().client, self._stream, self._end))
+        """Whether `next` would return a reference at once; False when everything has been read."""
+        return not self.is_finished() and bool(generators.is_ready(self._store().client, self._stream, self._end))
 
     def close(self) -> None:
         """Read no further items. The task is closed at its next `yield` when the last handle is gone."""
