@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fastrt import ray
-from fastrt.ray.util.state import list_actors, list_objects, list_tasks, list_workers
+from fastrt.ray.util.state import get_actor, list_actors, list_objects, list_tasks, list_workers
 
 
 @ray.remote
@@ -61,6 +61,17 @@ def test_a_dead_actor_has_the_pid_of_its_process(wait_until):
     wait_until(lambda: row_of(actor).state == "DEAD", "the end of the actor")
     (row,) = list_actors(filters=[("pid", "=", pid)])
     assert row.actor_id == actor._actor_id.hex()
+
+
+def test_an_actor_whose_last_handle_is_gone_is_listed_as_dead(wait_until):
+    actor = Holder.options(name="gone", namespace="past").remote()
+    pid, number = ray.get(actor.pid.remote()), actor._actor_id.hex()
+    del actor
+    wait_until(lambda: list_actors(filters=[("actor_id", "=", number), ("state", "=", "DEAD")]), "the dead actor's row")
+    (row,) = list_actors(filters=[("actor_id", "=", number)])
+    assert (row.class_name, row.name, row.ray_namespace, row.pid) == ("Holder", "gone", "past", pid)
+    assert "handle" in row.death_cause["actor_died_error_context"]["error_message"]
+    assert get_actor(number).state == "DEAD"
 
 
 def test_a_queued_call_is_at_its_first_attempt(tmp_path, wait_until):

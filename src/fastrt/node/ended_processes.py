@@ -1,4 +1,4 @@
-"""The last processes of the session that have ended, and how: `ray.util.state.list_workers` shows them.
+"""The last processes of the session that have ended, and how: `ray.util.state` lists them, and the actors they ran.
 
 The daemon keeps these rows in its own memory, because nothing depends on them: a daemon that takes over has none.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from fastrt._core.memory import clients
 from fastrt._core.memory.clients import Client
+from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
@@ -60,18 +61,29 @@ class EndedProcesses:
             return None
         (row,) = rows
         how = how.partition("\n")[0]
+        actor: tuple[str, str, str, int] = "", "", "", 0
         try:
             cause, detail = self._cause(row, how, status, has_left)
+            actor = self._actor(row) or actor
         except (FastrtError, LookupError, ValueError):  # the process has damaged its records; its recovery copes
             cause, detail = "SYSTEM_ERROR", f"the process {how}"
         return EndedProcess(
-            slot, row["gen"], row["pid"], row["kind"], row["start_time"], int(time.time() * 1000), cause, detail
+            slot, row["gen"], row["pid"], row["kind"], row["start_time"], int(time.time() * 1000), cause, detail, *actor
         )
 
     def add(self, row: EndedProcess | None) -> None:
         """Keep the row of a process."""
         if row is not None:
             self._rows.append(row)
+
+    def _actor(self, row: dict[str, Any]) -> tuple[str, str, str, int] | None:
+        """Return what `EndedProcess` has of an actor; None if the process ran none, or its actor may start again."""
+        for actor in actors.of_client(self._client, row["client"]) if row["kind"] == clients.KIND_ACTOR else ():
+            info = actors.info(self._client, actor)
+            if info["ended"] or info["released"]:
+                its_class = function_name(self._client, info["function"])
+                return f"{info['object'][0]:016x}", its_class, info["name"], info["restarts"]
+        return None
 
     def _cause(self, row: dict[str, Any], how: str, status: int | None, has_left: bool) -> tuple[str, str]:
         """The kind of the cause, in Ray's words, and the cause in ours."""

@@ -18,6 +18,8 @@ class EndedProcess(NamedTuple):
         end_ms: when its end was noticed, in milliseconds of the wall clock.
         cause: the kind of the cause, as in Ray's `exit_type`.
         detail: how it ended, in words.
+        actor: the id of the actor that it ran, if that is not started again; else "".
+        class_name, actor_name, restarts: of that actor; the name is as its record has it.
     """
 
     slot: U32
@@ -28,6 +30,10 @@ class EndedProcess(NamedTuple):
     end_ms: U64
     cause: str
     detail: str
+    actor: str
+    class_name: str
+    actor_name: str
+    restarts: U32
 
 
 class ListEndedProcesses(Message):

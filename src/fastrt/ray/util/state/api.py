@@ -30,8 +30,9 @@ from fastrt.ray.util.state.common import (
 from fastrt.runtime.state_api import actor_ids, rows_of
 from fastrt.store import client as store_client
 from fastrt.store import join
-from fastrt.store.process_messages import EndedProcessList, ListEndedProcesses
+from fastrt.store.process_messages import EndedProcess, EndedProcessList, ListEndedProcesses
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks import namespaces
 from fastrt.tasks.functions import inner_name
 
 _LIMIT, _TIMEOUT_S = 100, 30
@@ -59,7 +60,7 @@ def list_actors(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[ActorState]:  # fmt: skip
-    """Return the actors that live, and dead ones that still have a handle.
+    """Return the actors that live, dead ones that have a handle, then those that the last processes here have run.
 
     Args:
         address: taken for Ray's sake: the session of this process is asked.
@@ -72,7 +73,9 @@ def list_actors(
     Source:
         The semantics of `ray.util.state.list_actors`.
     """
-    return _select(ActorState, map(_actor, _rows("actors", timeout)), filters, limit)
+    found = [_actor(row) for row in _rows("actors", timeout)]
+    known = {one.actor_id for one in found}
+    return _select(ActorState, [*found, *(one for one in _ended_actors() if one.actor_id not in known)], filters, limit)
 
 
 def list_tasks(
@@ -351,10 +354,30 @@ def _workers() -> list[WorkerState]:
         for one in clients.table(store.client.segment)
         if one["kind"] in kinds
     ]
-    asked = join.inquire(store.socket_path, ListEndedProcesses(), EndedProcessList, patient=True)
-    for one in reversed(asked.processes):
+    for one in _ended_processes():
         ended = row(one.slot, one.gen, one.kind, one.pid, one.start_time, one.end_ms)
         found.append(replace(ended, exit_type=one.cause, exit_detail=one.detail))
+    return found
+
+
+def _ended_processes() -> list[EndedProcess]:
+    """The last processes of this node that have ended, the newest first."""
+    path = store_client.require().socket_path
+    return join.inquire(path, ListEndedProcesses(), EndedProcessList, patient=True).processes[::-1]
+
+
+def _ended_actors() -> list[ActorState]:
+    """The actors that those processes ran, and that are dead: their own records end with their last handles."""
+    node, job = NodeID.widened(store_client.require().client.segment.session).hex(), _only_job()
+    found = []
+    for one in _ended_processes():
+        if one.actor:
+            space, name = namespaces.split(one.actor_name)
+            reason = {"actor_died_error_context": {"error_message": one.detail}}
+            found.append(ActorState(
+                ActorID.widened(one.actor).hex(), inner_name(one.class_name), "DEAD", name=name, node_id=node,
+                pid=one.pid, ray_namespace=space, death_cause=reason, num_restarts=one.restarts, job_id=job,
+            ))  # fmt: skip
     return found
 
 
