@@ -95,6 +95,21 @@ def test_the_kind_of_a_process_that_has_put_an_object_is_in_its_row():
     assert (rows[ours.hex()].type, rows[ours.hex()].pid) == ("DRIVER", os.getpid())
 
 
+def test_functions_are_no_objects_and_handles_of_actors_are_named_so():
+    @ray.remote
+    def double(x):
+        return 2 * x
+
+    before = {row.object_id for row in list_objects(limit=0)}
+    value, result = ray.put(1), double.remote(3)
+    assert ray.get(result) == 6
+    assert {row.object_id for row in list_objects(limit=0)} - before == {value.hex(), result.hex()}
+    actor = Holder.remote()
+    ray.get(actor.pid.remote())
+    handles = [row for row in list_objects(limit=0) if row.reference_type == "ACTOR_HANDLE"]
+    assert [row for row in handles if actor._actor_id.hex().startswith(row.object_id)] != []
+
+
 @pytest.mark.parametrize("word", ["1", 1, True, "true", "True"])
 def test_filter_of_a_flag_takes_words_and_digits(word, wait_until):
     def alive(filters=None):

@@ -29,7 +29,7 @@ GOOD = {
     "list[ForwardedRecord]": [[1, 2, "n"]],
     "list[TaskRecord]": [[1, 2]], "list[StandbyHead]": [["n", "h:1"]],
     "list[DemandRow]": [["task", {"CPU": 1}, "spread", "", False, 3, True]],
-    "list[EndedProcess]": [[1, 2, 3, 1, 4, 5, "SYSTEM_ERROR", "it was killed"]],
+    "list[EndedProcess]": [[1, 2, 3, 1, 4, 5, "SYSTEM_ERROR", "it was killed", "00a1", "A", "n", 2]],
     "list[Parts]": [{"CPU": 1}, {}], "dict[str, str]": {"python": "3.11"},
     "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}, ["FINISHED", 1, 0.5, 0.25, 0.0]]],
 }  # fmt: skip

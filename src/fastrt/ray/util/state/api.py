@@ -108,10 +108,11 @@ def list_objects(
     address: str | None = None, filters: Filters = None, limit: int = _LIMIT, timeout: int = _TIMEOUT_S,
     detail: bool = False, raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[ObjectState]:  # fmt: skip
-    """Return the objects of all nodes' stores; arguments as for `list_actors`."""
+    """Return the objects of all nodes' stores, without those of functions; arguments as for `list_actors`."""
     here = clients.table(store_client.require().client.segment)
     drivers = {row["pid"] for row in here if row["kind"] == clients.KIND_DRIVER}
-    return _select(ObjectState, (_object(row, drivers) for row in _rows("objects", timeout)), filters, limit)
+    rows = (row for row in _rows("objects", timeout) if not row["what"].startswith("function "))
+    return _select(ObjectState, (_object(row, drivers) for row in rows), filters, limit)
 
 
 def list_workers(
@@ -328,7 +329,7 @@ def _process_of(row: dict[str, Any], processes: Mapping[int | None, str]) -> str
 
 def _object(row: dict[str, Any], drivers: Set[int]) -> ObjectState:
     status = "PENDING_NODE_ASSIGNMENT" if row["state"] == "pending" else "FINISHED"
-    kind = "PINNED_IN_MEMORY" if row["pins"] else "LOCAL_REFERENCE"
+    kind = "ACTOR_HANDLE" if row["what"] == "actor" else "PINNED_IN_MEMORY" if row["pins"] else "LOCAL_REFERENCE"
     pid = next(iter(row["refs"]), None)
     made_by = "WORKER" if row["what"] == "result" or not (pid is None or pid in drivers) else "DRIVER"
     return ObjectState(
