@@ -80,6 +80,15 @@ def test_death_of_the_process_fails_the_call_that_ran_and_those_behind_it(folder
     assert (runs(folder, "behind"), runs(folder, "late")) == (0, 0)
 
 
+def test_call_that_ran_when_its_actor_was_killed_names_the_kill(folder, wait_until):
+    actor = Log.remote(folder)
+    ref = actor.wait_for.remote("nothing")
+    wait_until(lambda: runs(folder, "waiting") > 0, "the call")
+    fastrt.kill(actor)
+    with pytest.raises(ActorDiedError, match=r"Log died while it ran this call: it was killed by fastrt\.kill"):
+        get(ref)
+
+
 def test_exit_of_the_process_is_told_with_its_code(folder):
     @fastrt.remote
     class Leaver:

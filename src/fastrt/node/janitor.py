@@ -101,10 +101,12 @@ class Janitor:
                 f"{what} {name!r} ran for longer than its timeout, and did not end when it was interrupted"
             )
         elif info["actor"] is not None and not cancels and not core.cancelled(store.client, task):
-            words = f"actor {name} died while it ran this call: its process {pid} {how}"
-            error = death_of_call(store, info["actor"], words)
+            record = actors.info(store.client, info["actor"])
+            killed = record["ended"] == actors.KILLED
+            why = (record["reason"] if killed else "") or f"its process {pid} {how}"
+            error = death_of_call(store, info["actor"], f"actor {name} died while it ran this call: {why}")
             error.attempts = info["attempts"]
-            error.on_purpose = self.ends_session or actors.info(store.client, info["actor"])["ended"] == actors.KILLED
+            error.on_purpose = self.ends_session or killed
         elif not info["function"][0]:  # a stand-in for an object of another node, which a dead process was fetching
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif cancels or core.cancelled(store.client, task) or info["attempts"] == 0:
