@@ -89,7 +89,10 @@ class GetTimeoutError(FastrtError, TimeoutError):
 
 
 class TaskCancelledError(FastrtError):
-    """The task was cancelled before it had a result, by `fastrt.cancel` or because its driver ended."""
+    """The task was cancelled before it had a result, by `fastrt.cancel` or because its driver ended.
+
+    If its code had begun, and its process has not been ended, the error is a `TaskError` as well.
+    """
 
 
 class TaskTimeoutError(FastrtError, TimeoutError):

@@ -146,8 +146,10 @@ def test_coroutine_that_runs_is_cancelled(tmp_path, wait_until):
     with pytest.raises(ValueError, match=r"force=True is not supported .* force would end the actor"):
         fastrt.cancel(running, force=True)
     fastrt.cancel(running)
-    with pytest.raises(TaskCancelledError, match="while it ran"):
+    with pytest.raises(TaskCancelledError, match="while it ran") as caught:
         get(running)
+    assert isinstance(caught.value, fastrt.TaskError)
+    assert caught.value.task_name == "Meeting.forever"
     assert path.read_text() == "cancelled"
     assert get(actor.plain.remote()) == "plain"
 

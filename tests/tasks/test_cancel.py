@@ -102,6 +102,25 @@ def test_running_task_is_interrupted_and_its_worker_lives(start):
     assert fastrt.get([echo.remote(i) for i in range(10)], timeout=60) == list(range(10))
 
 
+def test_error_of_a_task_that_ran_is_a_task_error_and_that_of_a_queued_one_is_not(start):
+    first, second = start("a"), start("b")
+    queued, dependent = echo.remote(), echo.remote(first.ref)
+    for ref in (queued, first.ref):
+        fastrt.cancel(ref)
+    with pytest.raises(TaskCancelledError, match="before it started") as caught:
+        fastrt.get(queued, timeout=60)
+    assert not isinstance(caught.value, fastrt.TaskError)
+    with pytest.raises(fastrt.TaskError, match="cancelled while it ran") as caught:
+        fastrt.get(first.ref, timeout=60)
+    assert isinstance(caught.value, TaskCancelledError)
+    assert caught.value.task_name == "until"
+    assert caught.value.pid == int(first.started.read_text())
+    with pytest.raises(fastrt.TaskError, match=r"(?s)'echo'.*arguments could not be computed.*'until'"):
+        fastrt.get(dependent, timeout=60)
+    fastrt.cancel(second.ref, force=True)
+    assert is_cancelled(second.ref)
+
+
 def test_running_task_is_killed_with_force(start):
     @fastrt.remote
     def stubborn(started, gate, value=None):

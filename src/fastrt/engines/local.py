@@ -30,7 +30,6 @@ from fastrt.errors import (
     GetTimeoutError,
     ObjectStoreFullError,
     SerializationError,
-    TaskCancelledError,
     TaskError,
     UnsupportedError,
     assign,
@@ -48,7 +47,7 @@ from fastrt.tasks.runtime_env import OPTION as ENVIRONMENT
 
 _PAUSE_S = 0.0005
 _PASSES = 100  # of event loops without a sleep between two
-_AS_THEY_ARE = (TaskCancelledError, SerializationError, ObjectStoreFullError)
+_AS_THEY_ARE = (SerializationError, ObjectStoreFullError)
 _END_THE_PROGRAM = (KeyboardInterrupt, bdb.BdbQuit)  # raised by the user; they do not become a result
 _writing = threading.local()
 

@@ -152,7 +152,7 @@ class LocalActor:
             if self.dead is not None:
                 self._engine.fail(refs, self.death(), "")
             else:
-                self._engine.fail(refs, TaskCancelledError("the call was cancelled"), "")
+                self._engine.fail(refs, TaskCancelledError("the call was cancelled while it ran"), running.name)
         except (Exception, ActorLeaves) as exc:
             self._engine.fail(refs, exc, running.name)
 

@@ -363,19 +363,17 @@ class Worker:
             return
         outcome = tally.FAILED
         if core.cancelled(self._client, task):
-            exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
+            exc = TaskCancelledError("the task was cancelled while it ran")
             outcome = tally.CANCELLED
         elif self.retries.requeue(task, exc):
             return
         elif self.debugger.wants_errors:
             self.debugger.look_at_error(exc)
             if core.cancelled(self._client, task):
-                exc = TaskCancelledError(
-                    f"the task was cancelled while it waited in a debugger in process {os.getpid()}"
-                )
+                exc = TaskCancelledError("the task was cancelled while it waited in a debugger")
                 outcome = tally.CANCELLED
         try:
-            if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
+            if type(exc) not in (SerializationError, ObjectStoreFullError):
                 exc = TaskError.wrap(exc, task_name=self.name_of(task))
             if outcome == tally.FAILED:
                 failures.keep(self._store, task, self.name_of(task), exc)  # before its reader can look for it
