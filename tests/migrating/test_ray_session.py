@@ -324,6 +324,33 @@ def test_memory_is_rounded_down_and_accelerators_have_their_type(program):
     one.finish()
 
 
+def test_system_config_sets_the_threshold_of_memory_and_private_functions_say_what_is_used(program):
+    one = program(
+        """
+        from fastrt import ray
+        from fastrt.ray._private import internal_api, utils
+        from fastrt.ray._private.ray_constants import RESOURCE_CONSTRAINT_PREFIX
+        for name in ("memory_usage_threshold", "max_lineage_bytes"):
+            try:
+                ray.init(_system_config={name: -1})
+            except ValueError as exc:
+                print(str(exc).split("=")[0])
+        assert 0 < utils.get_used_memory() < utils.get_system_memory()
+        with ray.init(
+            num_cpus=1, resources={RESOURCE_CONSTRAINT_PREFIX + "V100": 1},
+            _system_config={"memory_usage_threshold": 0.99, "max_lineage_bytes": 1 << 20, "anything": 1},
+        ):
+            print(ray.get(ray.remote(accelerator_type="V100")(lambda: "ran").remote(), timeout=60))
+            kept = ray.put(b"x" * 1_000_000)
+            said = internal_api.memory_summary()
+            assert f"held by {__import__('os').getpid()} (1)" in said and "976.6 KiB" in said, said
+            assert internal_api.memory_summary(stats_only=True) == said.splitlines()[-1]
+            assert internal_api.memory_summary(num_entries=0) == said.splitlines()[-1]
+        """
+    )
+    assert one.finish()[0] == "memory_threshold\nlineage_bytes\nran\n"
+
+
 def test_job_config_gives_namespace_environment_folders_and_lifetime(program, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "found_by_path.py").write_text("VALUE = 5\n")

@@ -30,6 +30,8 @@ _ADDRESS = "RAY_ADDRESS"
 
 # Options of `ray.init` that fastrt has under another name.
 _RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
+# Those of its `_system_config`; all others there change no result here.
+_OF_THE_SYSTEM = {"memory_usage_threshold": "memory_threshold", "max_lineage_bytes": "lineage_bytes"}
 _BYTES = ("memory", "object_store_memory")
 _COUNTS = ("num_cpus", "num_workers")
 # Options without a meaning here: they change no result.
@@ -257,7 +259,8 @@ def amount(name: str, value: Any) -> Any:
 
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(Config)} | {"engine"}
-    found: dict[str, Any] = {}
+    of_the_system = more.get("_system_config") or {}
+    found = {mine: of_the_system[name] for name, mine in _OF_THE_SYSTEM.items() if name in of_the_system}
     for name, value in more.items():
         name = _RENAMED.get(name, name)
         value = amount(name, value)
