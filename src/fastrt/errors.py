@@ -91,7 +91,7 @@ class GetTimeoutError(FastrtError, TimeoutError):
 class TaskCancelledError(FastrtError):
     """The task was cancelled before it had a result, by `fastrt.cancel` or because its driver ended.
 
-    If its code had begun, and its process has not been ended, the error is a `TaskError` as well.
+    If its code had begun on this node, and its process has not been ended, the error is a `TaskError` as well.
     """
 
 

@@ -237,6 +237,42 @@ def test_task_that_fills_the_memory_is_ended_before_the_kernel_ends_a_process(pr
     assert err.count("(task 'hungry', ") == 2
 
 
+NEWEST = """
+    import os, threading
+    import fastrt
+
+    with open(os.environ["GROUP"] + "/cgroup.procs", "w") as file:
+        file.write("0")
+
+
+    @fastrt.remote
+    class Hoard:
+        def __init__(self):
+            self.pieces = []
+
+        def grow(self, count):
+            pause = threading.Event()
+            for _ in range(count):
+                self.pieces.append(bytearray(os.urandom(1)) * (2 << 20))
+                pause.wait(0.01)
+            return len(self.pieces)
+
+
+    with fastrt.init(num_workers=1, object_store_memory="16MiB", memory_threshold=0.8, populate_bytes=0):
+        old, new = Hoard.remote(), Hoard.remote()
+        print(fastrt.get([old.grow.remote(50), new.grow.remote(1)], timeout=60))
+        try:
+            fastrt.get(new.grow.remote(50), timeout=60)
+        except fastrt.ActorDiedError as error:
+            print("lack of memory" in str(error))
+        print(fastrt.get(old.grow.remote(0), timeout=30))
+"""
+
+
+def test_newest_of_two_actors_is_ended_though_it_is_the_smaller(program, group):
+    assert program(NEWEST, GROUP=str(group)).finish()[0] == "[50, 1]\nTrue\n50\n"
+
+
 def candidate(pid, mib=100, loses=1, age=0):
     return Candidate(pid, "task", mib << 20, loses, age)
 

@@ -30,6 +30,7 @@ _FILL_BYTES_S = 2 << 30
 _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
 _WORTH_BYTES = 16 << 20  # the end of a process with less memory of its own helps little
 _WORTH_PART = 10  # and so does that of one with less than a tenth of the largest
+_BEFORE_TASKS = 1 << 62  # more than any time of a start
 _ROWS_MAX = 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIB = 1 << 20
@@ -43,7 +44,8 @@ class Candidate(NamedTuple):
         what: in words: "task 'f'", "actor A", "an idle worker".
         nbytes: memory of its own and of the processes that it has started, without the store.
         loses: 0: it runs nothing, 1: its work can run again, 2: its work fails or its state is lost.
-        age: grows with the time at which the task was submitted; 0 for an actor.
+        age: grows with the time at which the task was submitted. Of an actor it grows with the start of its process,
+            and is less than any task's.
     """
 
     pid: int
@@ -139,7 +141,7 @@ class MemoryMonitor:
         for row in rows:
             pid = row["pid"]
             if pid in self._actor_of:
-                found.append(self._actor(pid, self._actor_of[pid], own[pid]))
+                found.append(self._actor(row, self._actor_of[pid], own[pid]))
             elif row["kind"] == KIND_WORKER:
                 found.append(self._worker(pid, row["task"], own[pid]))
         return found
@@ -152,11 +154,12 @@ class MemoryMonitor:
         again = info["attempts"] <= info["retries"] and not info["flags"] & cancel.LATE
         return Candidate(pid, f"task {name!r}", nbytes, 1 if again else 2, info["id"])
 
-    def _actor(self, pid: int, actor: int, nbytes: int) -> Candidate:
+    def _actor(self, row: dict[str, int], actor: int, nbytes: int) -> Candidate:
         info = actors.info(self._client, actor)
         name = function_name(self._client, info["function"])
         again = info["max_restarts"] < 0 or info["restarts"] < info["max_restarts"]
-        return Candidate(pid, f"actor {name}", nbytes, 1 if again else 2, 0)
+        age = row["start_time"] - _BEFORE_TASKS
+        return Candidate(row["pid"], f"actor {name}", nbytes, 1 if again else 2, age)
 
 
 def own_bytes(proc: Path = Path("/proc")) -> dict[int, int]:
