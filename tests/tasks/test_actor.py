@@ -375,7 +375,7 @@ def test_name_is_free_at_once_after_kill():
         (lambda a: Counter.options(max_restarts=-2), ValueError, "max_restarts is -2"),
         (lambda a: Counter.options(max_concurrency=0), ValueError, "max_concurrency is 0"),
         (lambda a: Counter.options(lifetime="long"), ValueError, "lifetime is 'long'"),
-        (lambda a: Counter.options(name="n" * 64), ValueError, "name has 64 bytes"),
+        (lambda a: Counter.options(name="n" * 192), ValueError, "name has 192 bytes"),
         (lambda a: Counter.options(get_if_exists=True), ValueError, "get_if_exists finds an actor by its name"),
         (lambda a: Counter.options(num_cpus=-1), ValueError, "num_cpus=-1"),
         (lambda a: fastrt.remote(max_restarts=1)(len), TypeError, "max_restarts"),

@@ -96,9 +96,11 @@ def stored(name: str, namespace: str | None) -> str:
     """
     space = here() if namespace is None else checked("namespace", namespace)
     whole = f"{_MARK}{space}{_MARK}{checked('name', name)}" if space else checked("name", name)
-    if not 1 <= len(whole.encode()) <= NAME_BYTES_MAX:
+    if not name:
+        raise ValueError("Actor name cannot be an empty string.")
+    if len(whole.encode()) > NAME_BYTES_MAX:
         inside = f" with namespace {space!r} and 2 more" if space else ""
-        raise ValueError(f"name{inside} has {len(whole.encode())} bytes; it must have from 1 to {NAME_BYTES_MAX}")
+        raise ValueError(f"name{inside} has {len(whole.encode())} bytes; it must have {NAME_BYTES_MAX} at most")
     return whole
 
 

@@ -441,7 +441,7 @@ typedef struct {
     uint32_t order;        /* in state AWAY: FRT_ORDER_*, for the client that forwards its calls */
     uint32_t pid;          /* of the last process here; 0: it had none */
     uint8_t pad2[8];
-    char name[64];
+    char name[192];
     char reason[448]; /* why it is DEAD, or will be */
     char how[256];    /* how its last process ended; written before the word says DOWN, empty while it is WANTED */
 } frt_actor;
@@ -486,7 +486,7 @@ _Static_assert(sizeof(frt_stream) <= FRT_INLINE_BYTES, "a stream is stored in it
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
 _Static_assert(sizeof(frt_function) == 96, "frt_function");
 _Static_assert(sizeof(frt_ranked) == 16, "frt_ranked");
-_Static_assert(sizeof(frt_actor) == 896, "frt_actor");
+_Static_assert(sizeof(frt_actor) == 1024, "frt_actor");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
 /* ---- one process's view ----------------------------------------------------------------------------------- */

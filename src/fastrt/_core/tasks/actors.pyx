@@ -36,7 +36,7 @@ EMPTY, WANTED, STARTING, LIVE, DOWN, DEAD, AWAY = (
 KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
 ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
 ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
-NAME_BYTES_MAX = 63
+NAME_BYTES_MAX = 191
 cdef enum:
     KEPT = 4  # slots of the client table that actors leave free for tools and drivers that join later
 SLOTS_KEPT = KEPT
@@ -128,7 +128,7 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
     Args:
         ref: the object, which no other process knows yet.
         function: objref of the object of its class.
-        name: for `find`; at most 63 bytes; "": none.
+        name: for `find`; at most 191 bytes; "": none.
         max_restarts: how often it gets another process; -1: any number.
         detached: it lives to the end of the session, also without any handle.
         demand: object with the resources that it takes while it lives; `ref` or the table of functions keeps it alive.
@@ -169,8 +169,8 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
     cdef int rc = FRT_OK
     client.ensure()
     ref_use(client, ref)
-    if len(text) > 64:
-        raise ValueError(f"the name {name!r} has {len(text) - 1} bytes; at most 63 are kept")
+    if len(text) > NAME_BYTES_MAX + 1:
+        raise ValueError(f"the name {name!r} has {len(text) - 1} bytes; at most {NAME_BYTES_MAX} are kept")
     check(_lock(x))
     for a in range(frt_actors(x)):
         if frt_word_state(x.actors[a].word) == FRT_ACTOR_EMPTY:
@@ -230,7 +230,7 @@ def find(Client client, str name):
     cdef uint32_t a, index
     cdef uint64_t objref
     client.ensure()
-    if 1 < len(text) <= 64:
+    if 1 < len(text) <= NAME_BYTES_MAX + 1:
         for a in range(frt_actors(x)):
             actor = x.actors + a
             index, objref = actor.index, actor.objref
@@ -250,7 +250,7 @@ def names(Client client):
     for a in range(frt_actors(x)):
         actor = x.actors + a
         if actor.name[0] and _answers(actor, actor.name):
-            found.append(actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"))
+            found.append(actor.name[:strnlen(actor.name, sizeof(actor.name))].decode("utf-8", "replace"))
     return found
 
 
@@ -280,7 +280,7 @@ def info(Client client, uint32_t a):
             "released": actor.released != 0, "ended": a32_load_acq(&actor.ended), "order": actor.order,
             "detached": actor.flags & FRT_ACTOR_DETACHED != 0, "bare": actor.flags & FRT_ACTOR_BARE != 0,
             "devices": actor.devices, "demand": (actor.demand, actor.demand_index) if actor.demand else None,
-            "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
+            "name": actor.name[:strnlen(actor.name, sizeof(actor.name))].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
             "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace")}
 
