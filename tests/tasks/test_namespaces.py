@@ -6,7 +6,8 @@ import pytest
 
 import fastrt
 from fastrt.errors import ActorNotFoundError, NameTakenError
-from fastrt.tasks import namespaces
+from fastrt.store import client as store_client
+from fastrt.tasks import namespaces, options
 
 SOON_S = 30.0
 
@@ -123,11 +124,22 @@ def test_what_cannot_be_a_name_or_a_namespace_is_refused():
         (lambda: Named.options(namespace=5), TypeError, "namespace is 5"),
         (lambda: Named.options(name="a\x1eb"), ValueError, "must not have the characters"),
         (lambda: fastrt.get_actor("n", namespace="\x1f"), ValueError, "must not have the characters"),
-        (lambda: Named.options(name=""), ValueError, "0 bytes"),
-        (lambda: namespaces.stored("n" * 40, "s" * 40), ValueError, "82 bytes"),
+        (lambda: Named.options(name=""), ValueError, "cannot be an empty string"),
+        (lambda: namespaces.stored("n" * 100, "s" * 100), ValueError, "202 bytes"),
         (lambda: fastrt.init(1, "64MiB", namespace=5), TypeError, "namespace is 5"),
     ):
         with pytest.raises(error, match=words):
             call()
     assert not fastrt.is_initialized()
     assert namespaces.split(namespaces.stored("n", "s")) == ("s", "n")
+
+
+def test_policies_of_one_content_that_other_nodes_send_are_one_object(runtime_dir):
+    with fastrt.init(1, "64MiB", runtime_dir=runtime_dir):
+        store = store_client.require()
+        first, other = (options._with_namespace(b"", space) for space in ("one", "two"))
+        kept = options.received(store, first)
+        assert store.load(kept).environment.namespace == "one"
+        assert kept == options.received(store, first)
+        assert kept != options.received(store, other)
+        del kept

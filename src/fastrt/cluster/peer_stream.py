@@ -40,7 +40,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.cancel import cancel_in
-from fastrt.tasks.options import RETRIES_FOREVER, carried, retries_left
+from fastrt.tasks.options import RETRIES_FOREVER, carried, received, retries_left
 from fastrt.tasks.resources import Demand, export
 
 _SET = message_set("node")
@@ -309,11 +309,7 @@ class Exchange:
 
     def run_options(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
         """Return the flags, the policy and the stream of a task or a call of the peer."""
-        policy: ObjectRef | None = None
-        if message.policy:
-            writer = self._store.create(len(message.policy), PICKLE, 0)
-            writer.copy(0, message.policy)
-            policy = writer.seal(())
+        policy = received(self._store, message.policy) if message.policy else None
         return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
 
     def forwarded(self) -> list[tuple[bool, str, int, str]]:

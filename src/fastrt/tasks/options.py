@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from fastrt._core.objects import functions
@@ -39,6 +40,7 @@ _DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
 _SECONDS_MAX = 1e9
 _LIMIT_MAX = (1 << 31) - 1
 _CALLS_MAX = _RESTARTS_MAX = 1 << 30
+_CARRIED_KEPT = 256  # policies that were packed with a namespace last
 _TYPES: dict[str, tuple[type, ...]] = {
     "a whole number": (int,),
     "a number": (int, float),
@@ -494,7 +496,32 @@ def carried(store: Store, task: int, job: int) -> bytes:
     ref = core_submission.policy_of(store.client, task)
     data = b"" if ref is None else bytes(store.read(ref)[2])  # as it is: its types may be unknown here
     namespace = namespaces.of_job(store, job) if job else ""
-    return serialize(_Carried(data, namespace)).to_bytes() if namespace else data
+    return _with_namespace(data, namespace) if namespace else data
+
+
+def received(store: Store, data: bytes) -> ObjectRef:
+    """Return the object of a policy that another node has sent as bytes. Tasks with equal ones share it.
+
+    A program in a namespace sends one with each task; workers load each object once, and keep what they have loaded.
+    """
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
+    digest = hashlib.blake2b(data, digest_size=16, person=b"policy").digest()
+    found: ObjectRef | None = functions.find_function(store.client, digest)
+    if found is None:
+        writer = store.create(len(data), PICKLE, 0)
+        writer.copy(0, data)
+        made: ObjectRef = writer.seal(())
+        try:
+            found = functions.add_function(store.client, digest, made, "a policy", lasting=False)
+        except ObjectStoreFullError:  # too many different ones are kept: this one lives with its tasks
+            found = made
+    return found
+
+
+@lru_cache(_CARRIED_KEPT)
+def _with_namespace(data: bytes, namespace: str) -> bytes:
+    return serialize(_Carried(data, namespace)).to_bytes()
 
 
 @dataclass(frozen=True)
