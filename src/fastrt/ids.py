@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PARTS = ("job_id", "actor_id")  # ids that ids of Ray contain
 OWN_DIGITS, OWN_NODE_DIGITS = 16, 32  # of fastrt's own ids of tasks and actors, and of nodes
 _NODE_DIGITS_OF_GROUPS = 16
+_BEFORE_FIRST_JOB = 0x10001  # of a session: the daemon's; a driver's has the generation and the number of its slot
 
 _NODE_ID = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{24})?")
 
@@ -150,6 +151,11 @@ class JobID(BaseID):
     def from_int(cls, value: int) -> JobID:
         """Return the id with this number; of one of more than 32 bits, the lower 32 count."""
         return cls((value & 0xFFFFFFFF).to_bytes(cls._BYTES, "little"))
+
+    @classmethod
+    def of_job(cls, job: int) -> JobID:
+        """Return the id of fastrt's job with this number; that of the first driver of a session is 1, as on Ray."""
+        return cls.from_int(job - _BEFORE_FIRST_JOB)
 
     def int(self) -> Any:
         """Return the id as a number."""

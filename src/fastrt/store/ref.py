@@ -75,7 +75,7 @@ class ObjectRef(handles.Ref, Generic[T]):
         from fastrt.ids import JobID
 
         owner: Any = self.owner
-        return JobID.nil() if owner is None else JobID.from_int(owner.working_job or owner.job)
+        return JobID.nil() if owner is None else JobID.of_job(owner.working_job or owner.job)
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.hex()})"

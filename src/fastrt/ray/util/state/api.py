@@ -149,7 +149,7 @@ def list_jobs(
     """Return the job of this program; arguments as for `list_actors`."""
     store = store_client.require()
     drivers = [row for row in clients.table(store.client.segment) if row["kind"] == clients.KIND_DRIVER]
-    found = [JobState(JobID.from_int(store.client.job).hex(), driver_info={"pid": row["pid"]}) for row in drivers[:1]]
+    found = [JobState(JobID.of_job(store.client.job).hex(), driver_info={"pid": row["pid"]}) for row in drivers[:1]]
     return _select(JobState, found, filters, limit)
 
 
@@ -264,12 +264,12 @@ def _only_job() -> str | None:
     """The id of the job that all tasks of this node belong to; None where several programs, or nodes, are at work."""
     store = store_client.require()
     drivers = [row for row in clients.table(store.client.segment) if row["kind"] == clients.KIND_DRIVER]
-    return JobID.from_int(store.client.working_job).hex() if len(drivers) == len(nodes()) == 1 else None
+    return JobID.of_job(store.client.working_job).hex() if len(drivers) == len(nodes()) == 1 else None
 
 
 def _job_here(row: dict[str, Any]) -> str | None:
     """The id of the job of a task of this session alone; nodes of a cluster number the jobs of others differently."""
-    return JobID.from_int(row["job"]).hex() if row["job"] and row.get("node") is None else None
+    return JobID.of_job(row["job"]).hex() if row["job"] and row.get("node") is None else None
 
 
 def _rows(what: str, timeout: float) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ def _actor(row: dict[str, Any]) -> ActorState:
         node_id=None if row["pid"] is None else _node_of(row), pid=row["pid"] or 0,
         ray_namespace=row["namespace"], death_cause=reason,
         is_detached=row["detached"], num_restarts=row["restarts"], repr_name=row["repr"],
-        job_id=JobID.from_int(row["job"]).hex() if row["job"] else None,
+        job_id=JobID.of_job(row["job"]).hex() if row["job"] else None,
     )  # fmt: skip
 
 
