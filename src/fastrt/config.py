@@ -29,7 +29,7 @@ SHM_DIR = Path("/dev/shm")  # where POSIX segments live on Linux; shm_open(3) ha
 _CGROUP_DIR = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
-_RUNTIME_BYTES_MAX = 60
+RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _URL_BYTES_MAX = 1000
 _PORT_MOST = (1 << 16) - 1
@@ -448,11 +448,11 @@ def default_runtime_dir() -> Path:
         ConfigError: this process can create files in none of them.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    if xdg and _fits(xdg, "fastrt", _RUNTIME_BYTES_MAX) and _is_mine(xdg):
+    if xdg and _fits(xdg, "fastrt", RUNTIME_BYTES_MAX) and _is_mine(xdg):
         return Path(xdg, "fastrt")
     name = f"fastrt-{os.getuid()}"
     temporary = temporary_folder()
-    return default_folder(temporary if _fits(temporary, name, _RUNTIME_BYTES_MAX) else "/tmp", name)
+    return default_folder(temporary if _fits(temporary, name, RUNTIME_BYTES_MAX) else "/tmp", name)
 
 
 def default_spill_dir() -> Path:
@@ -660,7 +660,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "keep_bytes": _Setting(_size_from(0), lambda: 100 << 10),
     "peer_idle_s": _Setting(_seconds, lambda: 60.0),
     "runtime_dir": _Setting(
-        _path(_RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
+        _path(RUNTIME_BYTES_MAX, "or the paths of the sockets below it are too long"), default_runtime_dir
     ),
     "spill_dir": _Setting(_path(_SPILL_BYTES_MAX, "or it does not fit into the segment"), default_spill_dir),
     "spill_fallback": _Setting(_flag, lambda: True),

@@ -86,7 +86,7 @@ def test_another_program_joins_a_session_by_its_address_and_leaves_it(program):
     first = program(
         """
         from fastrt import ray
-        context = ray.init(num_cpus=1, object_store_memory=64 << 20)
+        context = ray.init(num_cpus=1, object_store_memory=64 << 20, namespace="both")
         @ray.remote
         class Kept:
             def add(self, x):
@@ -105,7 +105,7 @@ def test_another_program_joins_a_session_by_its_address_and_leaves_it(program):
     second = program(
         f"""
         from fastrt import ray
-        with ray.init({address!r}) as context:
+        with ray.init({address!r}, namespace="both") as context:
             assert context["address"] == {address!r} and context.runtime.num_workers == 1
             task = ray.remote(lambda x: x + 1)
             print(ray.get(task.remote(1)), ray.get(ray.get_actor("kept").add.remote(9)))
@@ -405,3 +405,80 @@ def test_job_config_gives_namespace_environment_folders_and_lifetime(program, tm
         FOLDER=str(tmp_path / "code"),
     )
     assert one.finish()[0].split() == ["ValueError", "UnsupportedError", "TypeError"]
+
+
+def test_program_without_a_namespace_has_one_of_its_own(program):
+    one = program(
+        """
+        import subprocess, sys
+        from fastrt import ray
+
+        class Named:
+            def space(self):
+                return ray.get_runtime_context().namespace
+
+        with ray.init(num_cpus=1, object_store_memory=64 << 20) as context:
+            space = ray.get_runtime_context().namespace
+            assert len(space) == 36, space
+            actor = ray.remote(Named).options(name="n" * 140).remote()
+            assert ray.get(actor.space.remote(), timeout=30) == space
+            assert ray.get(ray.remote(lambda: ray.get_runtime_context().namespace).remote(), timeout=30) == space
+            assert ray.get(ray.get_actor("n" * 140, namespace=space).space.remote(), timeout=30) == space
+            assert ray.util.list_named_actors() == ["n" * 140]
+            code = f"from fastrt import ray; ray.init({context['address']!r}); print(ray.util.list_named_actors()); " \\
+                   "print(ray.get_runtime_context().namespace)"
+            done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+            names, other = done.stdout.splitlines()
+            assert names == "[]" and len(other) == 36 and other != space, done.stdout
+            print("done")
+        """
+    )
+    assert one.finish()[0] == "done\n"
+
+
+def test_variables_of_ray_change_the_node(program, runtime_dir):
+    one = program(
+        """
+        import json, os
+        from fastrt import ray
+        folder = os.environ["FOLDER"]
+        for variable, options in (("RAY_TMPDIR", {}), ("NOTHING", {"_temp_dir": folder})):
+            del os.environ["FASTRT_RUNTIME_DIR"]
+            os.environ[variable] = folder
+            with ray.init("local", num_cpus=1, object_store_memory=64 << 20, **options) as context:
+                assert context["session_dir"].startswith(folder + "/fastrt-"), context["session_dir"]
+            os.environ["FASTRT_RUNTIME_DIR"] = os.environ["RUNTIME"]
+            del os.environ[variable]
+        os.environ["RAY_OVERRIDE_RESOURCES"] = json.dumps({"CPU": 2, "seat": 3, "memory": 1 << 20})
+        with ray.init(num_cpus=1, resources={"seat": 1, "book": 4}, object_store_memory=64 << 20):
+            found = ray.cluster_resources()
+            assert [found[name] for name in ("CPU", "seat", "book", "memory")] == [2, 3, 4, 1 << 20], found
+        for wrong in ("{", "5"):
+            os.environ["RAY_OVERRIDE_RESOURCES"] = wrong
+            try:
+                ray.init(num_cpus=1, object_store_memory=64 << 20)
+            except ValueError as exc:
+                assert "RAY_OVERRIDE_RESOURCES" in str(exc)
+            else:
+                raise AssertionError(wrong)
+        del os.environ["RAY_OVERRIDE_RESOURCES"]
+        context = ray.get_runtime_context
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+        for call in (lambda: ray.put(1), ray.remote(lambda: 1).remote, context):
+            try:
+                call()
+            except ray.exceptions.RaySystemError as exc:
+                assert "Ray has not been started yet" in str(exc)
+            else:
+                raise AssertionError(call)
+        with ray.init(num_cpus=1, object_store_memory=64 << 20):
+            here = context()
+        try:
+            here.get_job_id()
+        except RuntimeError as exc:
+            print(exc)
+        """,
+        FOLDER=str(runtime_dir.parent),
+        RUNTIME=str(runtime_dir),
+    )
+    assert one.finish()[0] == "Job ID is not available because Ray has not been initialized.\n"

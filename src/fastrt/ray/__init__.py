@@ -21,6 +21,7 @@ from fastrt.ids import (
     WorkerID,
 )
 from fastrt.ray import actor, exceptions, refusals, runtime_context, util
+from fastrt.ray.calls import get_actor, remote, wait
 from fastrt.ray.cluster import available_resources, cluster_resources, nodes
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.runtime_context import get_runtime_context
@@ -28,13 +29,12 @@ from fastrt.ray.session import COMMIT as __commit__
 from fastrt.ray.session import VERSION as __version__
 from fastrt.ray.session import init, shutdown
 from fastrt.runtime.driver import is_initialized
-from fastrt.store.client import get, put, wait
+from fastrt.store.client import get, put
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.actor_handle import get_actor, kill
+from fastrt.tasks.actor_handle import kill
 from fastrt.tasks.cancel import cancel
 from fastrt.tasks.context import get_gpu_ids
-from fastrt.tasks.decorator import remote
 from fastrt.tasks.method import method
 
 ObjectID = ObjectRef

@@ -10,7 +10,8 @@ from typing import Any
 from fastrt.errors import UnsupportedError
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import OTHER_LANGUAGE, refuse
-from fastrt.tasks.runtime_env import Environment, environment_of
+from fastrt.ray.runtime_env import without_unknown
+from fastrt.tasks.runtime_env import OPTION, Environment, environment_of
 
 __all__ = ["JobConfig"]
 
@@ -76,7 +77,7 @@ class JobConfig:
             runtime_env: the environment.
             validate: whether to check it now, and not by `init`.
         """
-        self.runtime_env = dict(runtime_env or {})
+        self.runtime_env = without_unknown({OPTION: dict(runtime_env or {})})[OPTION]
         if validate:
             environment_of(self.runtime_env)
 
@@ -104,7 +105,7 @@ class JobConfig:
         Args:
             runtime_env: given to `init` by itself; it takes the place of the one here.
         """
-        given = dict(runtime_env) if runtime_env else self.runtime_env
+        given = without_unknown({OPTION: dict(runtime_env)})[OPTION] if runtime_env else self.runtime_env
         folders = [path for path in [*self.code_search_path, *self._py_driver_sys_path] if os.path.isdir(path)]
         detached = self.default_actor_lifetime == _LIFETIMES[0]
         if not folders and not detached:

@@ -11,9 +11,11 @@ from fastrt._core.objects import handles
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
+from fastrt.errors import FastrtError, NotInitializedError
 from fastrt.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from fastrt.ray.cluster import nodes
 from fastrt.ray.util.annotations import RayDeprecationWarning
+from fastrt.runtime import driver
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.tasks import context, runtime_env
@@ -23,6 +25,7 @@ from fastrt.tasks.placement_group import get_current_placement_group
 
 __all__ = ["RuntimeContext", "get_runtime_context"]
 
+_ONLY_IN_WORKERS = "This method is only available when the process is a worker."
 _WITHOUT_DEVICES = ("FURIOSA", "MBLT", "RBLN", "TTNPU")  # resources of accelerators that fastrt does not assign
 
 
@@ -58,19 +61,27 @@ class RuntimeContext:
 
     @property
     def task_id(self) -> TaskID:
-        """The id of the task or call that runs here; nil in a driver."""
+        """The id of the task or call that runs here.
+
+        Raises:
+            OnlyInWorkersError: this is a driver.
+        """
         _warn("get_task_id")
+        _check_worker(self._now)
         found = self.get_task_id()
         return TaskID.nil() if found is None else TaskID(found)
 
     @property
     def actor_id(self) -> ActorID | None:
-        """The id of the actor in whose process the code runs; None in a task, nil in a driver."""
+        """The id of the actor in whose process the code runs; None in a task.
+
+        Raises:
+            OnlyInWorkersError: this is a driver.
+        """
         _warn("get_actor_id")
+        _check_worker(self._now)
         found = self.get_actor_id()
-        if found is not None:
-            return ActorID(found)
-        return ActorID.nil() if self._now.task_id is None else None
+        return None if found is None else ActorID(found)
 
     @property
     def namespace(self) -> str:
@@ -79,8 +90,16 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether the actor's instance is not its first."""
-        return self._now.was_current_actor_reconstructed
+        """Whether the actor's instance is not its first.
+
+        Raises:
+            OnlyInWorkersError: this is no actor's process.
+        """
+        now = self._now
+        _check_worker(now)
+        if now.actor_id is None:
+            raise OnlyInWorkersError("This method shouldn't be called inside Ray tasks.")
+        return now.was_current_actor_reconstructed
 
     @property
     def current_actor(self) -> ActorHandle:
@@ -91,7 +110,7 @@ class RuntimeContext:
         """
         store = store_client.require()
         if store.actor_here is None:
-            raise RuntimeError("current_actor is for the code of an actor; this process is not an actor's")
+            raise RuntimeError("This method is only available in an actor.")
         ref = handles.acquire(store.client, *actors.info(store.client, store.actor_here)["object"])
         return ActorHandle(ref)
 
@@ -122,15 +141,32 @@ class RuntimeContext:
         return store_client.require().socket_path
 
     def get_job_id(self) -> str:
-        """Return the hex digits of `job_id`."""
-        return JobID.from_int(int(self._now.job_id, 16)).hex()
+        """Return the hex digits of `job_id`.
+
+        Raises:
+            NotInitializedError: there is no session.
+        """
+        _check_session("Job ID")
+        if engines.current() is not None:
+            return JobID.from_int(1).hex()  # the process has one job
+        return JobID.of_job(int(self._now.job_id, 16)).hex()
 
     def get_node_id(self) -> str:
-        """Return the hex digits of `node_id`."""
+        """Return the hex digits of `node_id`.
+
+        Raises:
+            NotInitializedError: there is no session.
+        """
+        _check_session("Node ID")
         return NodeID.widened(self._now.node_id).hex()
 
     def get_worker_id(self) -> str:
-        """Return the id of this process."""
+        """Return the id of this process.
+
+        Raises:
+            NotInitializedError: there is no session.
+        """
+        _check_session("Worker ID")
         return WorkerID.widened(self._now.worker_id).hex()
 
     def get_task_id(self) -> str | None:
@@ -176,8 +212,14 @@ class RuntimeContext:
         return None if group is None else group.id
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """Return the resources of the task or the actor."""
-        return self._now.assigned_resources
+        """Return the resources of the task or the actor.
+
+        Raises:
+            OnlyInWorkersError: this is a driver.
+        """
+        now = self._now
+        _check_worker(now)
+        return now.assigned_resources
 
     def get_runtime_env_string(self) -> str:
         """Return `runtime_env` as JSON."""
@@ -208,13 +250,31 @@ class RuntimeContext:
         """Whether the task that runs here was cancelled.
 
         Raises:
-            RuntimeError: this is a driver.
+            RuntimeError: this is a driver, or an actor with coroutine methods.
         """
+        import asyncio  # here: programs without an event loop need not load it
+
         store = store_client.require()
         task = store.task_here()
         if task is None:
-            raise RuntimeError("is_canceled is for the code of a task or a call")
+            raise RuntimeError(f"{_ONLY_IN_WORKERS} Current mode: 0")
+        if store.actor_here is not None and asyncio._get_running_loop() is not None:
+            raise RuntimeError("This method is not supported in an async actor.")
         return bool(core.cancelled(store.client, task))
+
+
+class OnlyInWorkersError(FastrtError, AssertionError):
+    """A driver has asked for what only the code of a task or an actor has. Call it there, or the `get_` method."""
+
+
+def _check_worker(now: context.RuntimeContext) -> None:
+    if now.task_id is None and now.actor_id is None and driver.has_session():
+        raise OnlyInWorkersError(f"{_ONLY_IN_WORKERS} Current mode: 0")
+
+
+def _check_session(what: str) -> None:
+    if not driver.is_initialized():
+        raise NotInitializedError(f"{what} is not available because Ray has not been initialized.")
 
 
 def _warn(name: str) -> None:

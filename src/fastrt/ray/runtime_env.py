@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from fastrt.errors import UnsupportedError
 from fastrt.ray.refusals import refuse
-from fastrt.tasks.runtime_env import check_config, environment_of
+from fastrt.tasks.runtime_env import FIELDS, OPTION, check_config, environment_of
 
 __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
+
+# Fields of Ray that would have an effect.
+_OF_RAY = (
+    "conda", "container", "image_uri", "java_jars", "nsight", "_nsight", "py_executable", "rocprof_sys", "_rocprof_sys",
+)  # fmt: skip
+
+
+def without_unknown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options whose `runtime_env` has only fields that fastrt or Ray knows: Ray ignores other fields.
+
+    A field that is left out gives a warning.
+    """
+    given = options.get(OPTION)
+    if not isinstance(given, Mapping) or all(map(is_known, given)):
+        return dict(options)
+    unknown = [key for key in given if not is_known(key)]
+    words = ", ".join(map(repr, unknown))
+    warnings.warn(f"unknown fields of runtime_env have no effect: {words}", stacklevel=4)
+    return {**options, OPTION: {key: value for key, value in given.items() if key not in unknown}}
+
+
+def is_known(key: Any) -> bool:
+    """Whether fastrt or Ray has that field of a `runtime_env`."""
+    return key in FIELDS or key in _OF_RAY
 
 
 class RuntimeEnvConfig(dict[str, Any]):
@@ -34,7 +60,7 @@ class RuntimeEnv(dict[str, Any]):
         env_vars, working_dir, py_modules, excludes, pip, uv, worker_process_setup_hook: as for the dict; see
             `docs/environments.md`.
         config: a `RuntimeEnvConfig`.
-        **more: further fields are refused.
+        **more: fields that only Ray has are refused; others are kept in the dict and have no effect.
     Raises:
         UnsupportedError: a field that fastrt has not.
         TypeError, ConfigError: a value is wrong.
@@ -65,7 +91,7 @@ class RuntimeEnv(dict[str, Any]):
         }
         found = {name: value for name, value in given.items() if value is not None}
         for name, value in more.items():
-            if value is not None:
+            if value is not None and is_known(name):
                 raise UnsupportedError(
                     refuse(
                         f"field {name!r} of runtime_env",
@@ -74,7 +100,7 @@ class RuntimeEnv(dict[str, Any]):
                 )
         if _validate:
             environment_of({**found, "config": config})
-        super().__init__(found)
+        super().__init__({**found, **{name: value for name, value in more.items() if not is_known(name)}})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a plain dict."""

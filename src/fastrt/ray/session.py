@@ -6,13 +6,17 @@ import math
 import os
 import platform
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError, NotInitializedError, UnsupportedError
+from fastrt.exceptions import RaySystemError
 from fastrt.ids import NodeID
+from fastrt.ray import variables
+from fastrt.ray.calls import check_namespace
 from fastrt.ray.job_config import JobConfig
 from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import refuse
@@ -27,6 +31,11 @@ from fastrt.store.client import Store
 VERSION = "2.60.0"  # of the Ray whose names these are
 COMMIT = "fastrt"
 _ADDRESS = "RAY_ADDRESS"
+_TWICE = (
+    "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
+    "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
+)
+_AUTO_CONNECT = "RAY_ENABLE_AUTO_CONNECT"
 
 # Options of `ray.init` that fastrt has under another name.
 _RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
@@ -39,7 +48,7 @@ WITHOUT_MEANING = (
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format",
     "proxy_server_url", "_metrics_export_port", "_system_config", "_enable_object_reconstruction", "_node_name",
     "_redis_max_memory", "_redis_username", "_redis_password", "_tracing_startup_hook", "_plasma_directory",
-    "_driver_object_store_memory", "_temp_dir", "_node_ip_address", "_skip_env_hook",
+    "_driver_object_store_memory", "_node_ip_address", "_skip_env_hook",
 )  # fmt: skip
 REASONS = {
     "enable_resource_isolation": "fastrt does not limit its workers by cgroups",
@@ -55,6 +64,10 @@ class InitialisedError(FastrtError, RuntimeError):
 
 class NoSessionError(AttachError, ConnectionError):
     """No session can be joined at the address. Start one by `ray.init()`, or a node by `fastrt start`."""
+
+
+class NotStartedError(NotInitializedError, RaySystemError):
+    """There is no session, and RAY_ENABLE_AUTO_CONNECT=0 keeps calls from starting one. Call `ray.init()`."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +181,11 @@ def init(
         ignore_reinit_error: return the session that this process uses already.
         logging_config: how this process writes its log.
         log_to_driver: whether the output of workers is printed here.
-        namespace: of actors' names.
+        namespace: of actors' names; default: one of this program's own.
         runtime_env: the default environment of tasks and actors.
         job_config: the namespace, the environment, and more; the arguments above take precedence.
-        **more: Ray's other options, which change no result here; settings of `fastrt.init`.
+        **more: `_temp_dir`, the folder for that of the sessions; Ray's other options, which change no result here;
+            settings of `fastrt.init`.
     Raises:
         UnsupportedError: an option that fastrt has not.
         ConfigError: an option is wrong, or is one of a node while there is a node to join; a ValueError.
@@ -180,25 +194,25 @@ def init(
     Source:
         The semantics of `ray.init`.
     """
+    check_namespace(namespace)
     if driver.is_initialized():
         if ignore_reinit_error:
             return RayContext(driver._runtime)
-        raise InitialisedError("ray.init was called twice; call ray.shutdown() first, or give ignore_reinit_error=True")
+        raise InitialisedError(_TWICE)
+    folder = more.pop("_temp_dir", None)
     if address in (None, "auto") and not local_mode and more.get("engine") is None:
-        address = find_session(address, more.get("runtime_dir"))
+        address = find_session(address, more.get("runtime_dir") or variables.runtime_dir(folder))
     if address is not None and address.startswith("ray://"):
         raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
     settings = _settings(more)
     settings |= {} if log_to_driver is None else {"log_to_driver": log_to_driver}
     settings |= {} if labels is None else {"labels": labels}
     settings |= _of_job(job_config or JobConfig(), namespace, runtime_env, logging_config)
+    about = {"CPU": num_cpus, "GPU": num_gpus, "object_store_memory": object_store_memory}
+    settings = _of_node({**about, "memory": settings.pop("memory", None)}, resources, address, folder, settings)
     try:
         runtime = driver.init(
-            num_workers=amount("num_cpus", num_cpus),
-            object_store_memory=amount("object_store_memory", object_store_memory),
             address=None if address == "local" else address,
-            num_gpus=num_gpus,
-            resources=resources,
             ignore_reinit_error=ignore_reinit_error,
             local_mode=local_mode,
             **settings,
@@ -206,6 +220,28 @@ def init(
     except AttachError as exc:
         raise NoSessionError(str(exc)) from None
     return RayContext(runtime)
+
+
+def _of_node(
+    about: dict[str, Any],
+    resources: Mapping[str, float] | None,
+    address: str | None,
+    folder: str | None,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the settings with those of the node, of which Ray's variables change some if it is started here."""
+    if address in (None, "local") and not os.environ.get(driver.ADDRESS):
+        resources = variables.override(about, resources)
+        folder = variables.runtime_dir(folder or os.environ.get(variables.FOLDER))
+        settings = settings if folder is None else {"runtime_dir": folder, **settings}
+    settings |= {} if about["memory"] is None else {"memory": amount("memory", about["memory"])}
+    return {
+        "num_workers": amount("num_cpus", about["CPU"]),
+        "num_gpus": about["GPU"],
+        "object_store_memory": amount("object_store_memory", about["object_store_memory"]),
+        "resources": resources,
+        **settings,
+    }
 
 
 def _of_job(
@@ -221,6 +257,8 @@ def _of_job(
     if log is not None:
         log.apply()
     space = config.ray_namespace if namespace is None else namespace
+    check_namespace(space)
+    space = str(uuid.uuid4()) if space is None else space
     return {"namespace": space, "runtime_env": config.environment(runtime_env)}
 
 
@@ -274,7 +312,13 @@ def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_default() -> Store:
-    """Start or join a session at the first call of a program that has not called `init`: as `init()` does."""
+    """Start or join a session at the first call of a program that has not called `init`: as `init()` does.
+
+    Raises:
+        NotStartedError: the variable RAY_ENABLE_AUTO_CONNECT is 0.
+    """
+    if os.environ.get(_AUTO_CONNECT) == "0":
+        raise NotStartedError("Ray has not been started yet. You can start Ray with 'ray.init()'.")
     init(ignore_reinit_error=True)
     store = store_client.current()
     if store is None:

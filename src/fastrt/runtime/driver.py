@@ -133,6 +133,11 @@ def is_initialized() -> bool:
     return not (_runtime is not None and _runtime._died)
 
 
+def has_session() -> bool:
+    """Whether this process has called `init`, and not ended its session: it is a driver."""
+    return _runtime is not None
+
+
 def _address(address: str | None, about: dict[str, Any], settings: dict[str, Any]) -> str | None:
     """Return the address to use: in a program of `fastrt run`, where none or "auto" is given, that of its node.
 

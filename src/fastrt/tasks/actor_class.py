@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Mapping
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
@@ -47,6 +47,8 @@ class ActorClass(Generic[P, Handle]):
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)  # `ActorClass[[int]]`: the second has a default
+
+    _captured_max: ClassVar[int] = 0  # bytes of the class with all that it captures; 0: any number
 
     def __init__(self, cls: type, *more: Any, **options: Any) -> None:
         if more or not inspect.isclass(cls):
@@ -101,7 +103,7 @@ class ActorClass(Generic[P, Handle]):
             TypeError, ValueError: an option is unknown or wrong.
         """
         tasks_options.refuse_two_places(self._options, options)
-        found: ActorClass[P, Handle] = ActorClass(self.cls, **{**self._options, **_checked(options)})
+        found: ActorClass[P, Handle] = type(self)(self.cls, **{**self._options, **_checked(options)})
         if options.get("allow_out_of_order_execution") is False:
             found._check_order()
         return found
@@ -226,7 +228,7 @@ class ActorClass(Generic[P, Handle]):
         store = store_client.require()
         bound = self._bound
         if bound is None or bound[0] is not store or (bound[2] is not None and bound[2].changed() is not None):
-            bound = self._bound = (store, *functions.export(store, self.cls.__name__, self.cls))
+            bound = self._bound = (store, *functions.export(store, self.cls.__name__, self.cls, self._captured_max))
             store.users.add(self)
             job_folders.bind(self)
         return bound[:2]

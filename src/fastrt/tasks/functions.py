@@ -23,22 +23,33 @@ from fastrt.store.serialize import serialize_code
 WARN_BYTES = 10 << 20
 
 
-def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[ObjectRef, functions.Watched | None]:
+def export(
+    store: Store, name: str, function: Callable[..., Any], captured_max: int = 0
+) -> tuple[ObjectRef, functions.Watched | None]:
     """Store a function unless this node has it already.
 
     Args:
         name: for error messages and listings.
         function: any callable that cloudpickle can take.
+        captured_max: the most bytes that it may have with all that it captures; 0: any number.
     Returns:
         The reference that tasks name their function by, and the watch that says when it is out of date: after an
         assignment to one of the globals that travelled with it. None: it names no globals that are watched.
     Raises:
         SerializationError: it captures something that cannot be pickled.
+        ValueError: it captures too much.
     """
     try:
         parts, watched = serialize_code(name, function)
     except SerializationError as exc:
         raise SerializationError(f"function {name!r} cannot be sent to workers: {exc}") from exc
+    if captured_max and parts.nbytes >= captured_max:
+        kind = "actor" if isinstance(function, type) else "remote function"
+        raise ValueError(
+            f"The {kind} {name} is too large ({parts.nbytes >> 20} MiB > FUNCTION_SIZE_ERROR_THRESHOLD="
+            f"{captured_max >> 20} MiB). Check that its definition is not implicitly capturing a large array or other "
+            "object in scope. Tip: use ray.put() to put large objects in the Ray object store."
+        )
     if parts.nbytes > WARN_BYTES:
         warnings.give(
             f"closure {name}",

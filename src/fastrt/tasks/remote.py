@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
@@ -55,6 +55,7 @@ class RemoteFunction(Generic[P, R, Out]):
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)  # `RemoteFunction[[int], str]`: the third has a default
 
+    _captured_max: ClassVar[int] = 0  # bytes of the function with all that it captures; 0: any number
     _inherits: tuple[Environment, RemoteFunction[..., Any, Any]] | None = (
         None  # an environment, and this function as it runs there
     )
@@ -139,7 +140,7 @@ class RemoteFunction(Generic[P, R, Out]):
         tasks_options.refuse_two_places(self._settings.given, options)
         options = tasks_options.from_ray(FUNCTIONS, options)
         tasks_options.check_names(FUNCTIONS, options)
-        return RemoteFunction(self._function, **{**self._settings.given, **options})
+        return type(self)(self._function, **{**self._settings.given, **options})
 
     def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
         """Describe a call for a graph: `.execute(...)` of the graph's last node makes it.
@@ -215,7 +216,7 @@ class RemoteFunction(Generic[P, R, Out]):
         bound = self._bound
         if bound is None or bound[0] is not store:
             settings = self._settings
-            function_ref, watched = functions.export(store, self._name, self._function)
+            function_ref, watched = functions.export(store, self._name, self._function, self._captured_max)
             options = TaskOptions(
                 function_ref,
                 settings.returns,

@@ -127,6 +127,7 @@ class _Bound(Protocol):
 _FIELDS = tuple(field.name for field in fields(Environment))
 _KEYS = tuple(name for name in _FIELDS if name not in ("packages", "namespace", "actor_lifetime", "strategy"))
 _CONFIG = "config"  # of Ray's; without effect
+FIELDS = (*_KEYS, _CONFIG)  # that a `runtime_env` may have
 _current: Environment | None = None
 _heritage: Environment | None = None  # for tasks of this process: the current one without the placement group
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
@@ -189,7 +190,7 @@ def environment_of(given: Any) -> Environment | None:
     if not isinstance(given, Mapping):
         raise TypeError(f"runtime_env is {given!r}; it must be a dict like {{'env_vars': {{'NAME': 'value'}}}}")
     for key in given:
-        if key not in (*_KEYS, _CONFIG):
+        if key not in FIELDS:
             raise ConfigError(_unknown(key))
     about = {key: value for key, value in given.items() if value is not None}
     check_config(about.get(_CONFIG, {}))

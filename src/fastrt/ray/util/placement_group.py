@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastrt.errors import FastrtError, UnsupportedError
+from fastrt.errors import FastrtError, NameTakenError, PlacementGroupNotFoundError, UnsupportedError
+from fastrt.exceptions import RaySystemError
 from fastrt.ids import NodeID
 from fastrt.observe.elsewhere import of_each, read_groups
 from fastrt.ray.refusals import refuse
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 
+class GroupNameTakenError(NameTakenError, RaySystemError):
+    """Another placement group of the namespace has that name. Choose another one, or remove the group."""
+
+
 def placement_group(
     bundles: Sequence[Mapping[str, float]],
     strategy: str | None = "PACK",
@@ -34,16 +39,32 @@ def placement_group(
 
     Raises:
         UnsupportedError: a topology_strategy is given.
+        GroupNameTakenError: another group has the name.
     """
     if topology_strategy:
         words = refuse("option 'topology_strategy' of placement_group", "fastrt does not know how machines are wired")
         raise UnsupportedError(words)
-    return ours.placement_group(bundles, strategy, name, lifetime, bundle_label_selector)
+    try:
+        return ours.placement_group(bundles, strategy, name, lifetime, bundle_label_selector)
+    except NameTakenError as exc:
+        raise GroupNameTakenError(
+            f"System error: Failed to create placement group because name {name!r} already exists: {exc}"
+        ) from None
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
-    """Return the group that was made under that name, as `fastrt.get_placement_group` does."""
-    return ours.get_placement_group(placement_group_name)
+    """Return the group that was made under that name, as `fastrt.get_placement_group` does.
+
+    Raises:
+        ValueError: there is none, or the name is empty.
+    """
+    if not placement_group_name:
+        raise ValueError("Please supply a non-empty value to get_placement_group")
+    try:
+        return ours.get_placement_group(placement_group_name)
+    except PlacementGroupNotFoundError as exc:
+        words = f"Failed to look up placement group with name: {placement_group_name}: {exc}"
+        raise PlacementGroupNotFoundError(words) from None
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:

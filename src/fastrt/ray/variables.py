@@ -1,0 +1,48 @@
+"""Variables of Ray that change the node that `ray.init` starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fastrt.config import RUNTIME_BYTES_MAX
+from fastrt.foreign_text import read_object
+
+FOLDER = "RAY_TMPDIR"
+_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
+_OWN_FOLDER = "FASTRT_RUNTIME_DIR"
+
+
+def runtime_dir(temporary: str | None) -> str | None:
+    """Return the sessions' folder below a folder of temporary files, which may be other users', too; None: the default.
+
+    Args:
+        temporary: the folder; None: none is given. A folder in fastrt's own variable takes precedence, and one whose
+            path is too long for the sockets has no effect.
+    """
+    if not temporary or _OWN_FOLDER in os.environ:
+        return None
+    folder = os.path.join(os.path.abspath(temporary), f"fastrt-{os.getuid()}")
+    return folder if len(os.fsencode(folder)) <= RUNTIME_BYTES_MAX else None
+
+
+def override(about: dict[str, Any], resources: Mapping[str, float] | None) -> Mapping[str, float] | None:
+    """Replace resources of a node by those that the variable RAY_OVERRIDE_RESOURCES gives.
+
+    Args:
+        about: the resources with an option of their own, by name; changed here.
+        resources: the others.
+    Returns:
+        The others.
+    Raises:
+        ForeignTextError: the variable is no dict in JSON; a ValueError.
+    """
+    text = os.environ.get(_OVERRIDE)
+    if not text:
+        return resources
+    given = dict(read_object(text, f"the variable {_OVERRIDE}"))
+    for name in about:
+        value = given.pop(name, None)
+        about[name] = about[name] if value is None else value
+    return {**(resources or {}), **given}
