@@ -49,7 +49,7 @@ def test_page_has_all_names_of_an_installed_ray():
         wrong += [(name, base) for base in missing]
     assert wrong == []
     assert len(of_ray["parameters"]) > 70
-    assert missing_parameters(of_ray["parameters"]) == dict.fromkeys(("ray.get", "ray.wait", "ray.cancel"), NO_KEYWORD)
+    assert missing_parameters(of_ray["parameters"]) == dict.fromkeys(("ray.get", "ray.cancel"), NO_KEYWORD)
 
 
 def missing_parameters(of_ray):
