@@ -338,6 +338,16 @@ class TaskError(FastrtError):
         cause = exc.cause if isinstance(exc, TaskError) else exc
         return _make(cause, task_name, os.getpid() if pid is None else pid, text)
 
+    @property
+    def function_name(self) -> str:
+        """The name of the task, as Ray's programs ask for it."""
+        return self.task_name
+
+    @property
+    def traceback_str(self) -> str:
+        """The traceback of the worker, as Ray's programs ask for it."""
+        return self.traceback_text
+
     def as_instanceof_cause(self) -> TaskError:
         """Return this error, which is an instance of its cause's type already. Ray's programs call this."""
         return self

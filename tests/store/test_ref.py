@@ -6,6 +6,8 @@ import copy
 import gc
 import os
 import pickle
+import queue
+import sys
 import threading
 
 import numpy as np
@@ -94,6 +96,29 @@ def test_future_gets_the_value_or_the_error():
     error = raises.remote(KeyError, "k").future().exception(timeout=60)
     assert isinstance(error, KeyError)
     assert isinstance(error, TaskError)
+
+
+def test_callback_gets_the_value_or_the_error_as_libraries_for_ray_ask_for_it(tmp_path):
+    got = queue.SimpleQueue()
+    for ref in (fastrt.put(4), when.remote(str(tmp_path / "gate"), 5), raises.remote(KeyError, "k"), echo.remote(None)):
+        ref._on_completed(got.put)
+        (tmp_path / "gate").touch()
+        del ref
+    values = [got.get(timeout=60) for _ in range(4)]
+    assert sorted(filter(bool, values), key=str)[:2] == [4, 5]
+    assert [type(one).__mro__.count(KeyError) for one in values if isinstance(one, TaskError)] == [1]
+    assert values.count(None) == 1
+
+
+def test_callback_of_a_reference_is_dropped_after_its_call(wait_until):
+    def callback(value):
+        raise ValueError("of the callback")
+
+    held = sys.getrefcount(callback)
+    ref = echo.remote(1)
+    ref._on_completed(callback)
+    assert fastrt.get(ref) == 1
+    wait_until(lambda: sys.getrefcount(callback) == held, "the end of the callback")
 
 
 def test_futures_work_with_the_tools_of_concurrent_futures():

@@ -134,7 +134,7 @@ def test_actor_of_coroutines_cancels_what_runs_and_awaits_its_shutdown(tmp_path,
 
 def test_exit_in_a_constructor_is_no_failure_of_it(tmp_path, wait_until):
     actor = Tidy.options(max_restarts=-1).remote(tmp_path, exit_actor)
-    with pytest.raises(ActorDiedError, match=r"is dead: it left by fastrt.exit_actor$"):
+    with pytest.raises(ActorDiedError, match=r"is dead: it left by fastrt.exit_actor \(INTENDED_USER_EXIT\)$"):
         get(actor.ping.remote())
     wait_until(lambda: left_in(tmp_path) == ["atexit", "deleted", "log"], "the cleanup code to run")
 

@@ -12,7 +12,7 @@ from fastrt.errors import ActorDiedError, ActorNotFoundError
 
 pytestmark = pytest.mark.usefixtures("rt")
 SOON_S = 30.0
-LEFT = "is dead: it left by fastrt.exit_actor"
+LEFT = r"is dead: it left by fastrt\.exit_actor \(INTENDED_USER_EXIT\)"  # which Ray calls it
 
 
 def get(refs):

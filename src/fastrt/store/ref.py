@@ -111,6 +111,21 @@ class ObjectRef(handles.Ref, Generic[T]):
             future.set_exception(exc)
         return future
 
+    def _on_completed(self, callback: Callable[[Any], object]) -> None:
+        """Call a function with the value, or with its error, once there is one: libraries for Ray use this name."""
+        self.future().add_done_callback(lambda done: _call(callback, done))
+
+
+def _call(callback: Callable[[Any], object], done: concurrent.futures.Future[Any]) -> None:
+    error = done.exception()
+    try:
+        callback(done.result() if error is None else error)
+    except Exception:  # as text: a record with the traceback would keep the callback
+        import logging
+        import traceback
+
+        logging.getLogger("fastrt").error("a callback of a reference raised\n%s", traceback.format_exc())
+
 
 def _settle(ref: ObjectRef, future: concurrent.futures.Future[Any], ended: BaseException | None) -> None:
     try:

@@ -8,7 +8,7 @@ from fastrt.errors import ActorDiedError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 
-LEFT = "it left by fastrt.exit_actor"
+LEFT = "it left by fastrt.exit_actor (INTENDED_USER_EXIT)"  # which Ray calls it; programs look for the word
 
 
 class ActorLeaves(SystemExit):
