@@ -127,6 +127,12 @@ def test_address_of_no_session_is_refused(tmp_path):
     assert not fastrt.is_initialized()
 
 
+@pytest.mark.parametrize("name", ["_system_config", "_node_name", "_enable_object_reconstruction"])
+def test_settings_of_a_node_are_refused_beside_the_address_of_one_that_runs(name):
+    with pytest.raises(ValueError, match=f"settings of the node, which runs already: {name}"):
+        ray.init("127.0.0.1:1", **{name: {"object_timeout_milliseconds": 200}})
+
+
 def test_attributes_of_an_actor_class_are_those_of_its_class():
     assert (Total.LIMIT, Total.twice(4), Total.name()) == (5, 8, "Total")
     with pytest.raises(AttributeError, match="nothing"):

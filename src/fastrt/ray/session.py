@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fastrt.config import Config
-from fastrt.errors import AttachError, FastrtError, NotInitializedError, UnsupportedError
+from fastrt.errors import AttachError, ConfigError, FastrtError, NotInitializedError, UnsupportedError
 from fastrt.exceptions import RaySystemError
 from fastrt.ids import NodeID
 from fastrt.ray import variables
@@ -42,6 +42,7 @@ _RENAMED = {"object_spilling_directory": "spill_dir", "_memory": "memory"}
 # Those of its `_system_config`; all others there change no result here.
 _OF_THE_SYSTEM = {"memory_usage_threshold": "memory_threshold", "max_lineage_bytes": "lineage_bytes"}
 _BYTES = ("memory", "object_store_memory")
+_OF_NODES = "_system_config", "_enable_object_reconstruction", "_node_name"  # Ray refuses them with an address
 _COUNTS = ("num_cpus", "num_workers")
 # Options without a meaning here: they change no result.
 WITHOUT_MEANING = (
@@ -204,6 +205,9 @@ def init(
         address = find_session(address, more.get("runtime_dir") or variables.runtime_dir(folder))
     if address is not None and address.startswith("ray://"):
         raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
+    of_node = [name for name in _OF_NODES if more.get(name)]
+    if of_node and address not in (None, "local"):
+        raise ConfigError(f"settings of the node, which runs already: {', '.join(of_node)}; leave them out")
     settings = _settings(more)
     settings |= {} if log_to_driver is None else {"log_to_driver": log_to_driver}
     settings |= {} if labels is None else {"labels": labels}
