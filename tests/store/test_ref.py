@@ -96,6 +96,7 @@ def test_future_gets_the_value_or_the_error():
     error = raises.remote(KeyError, "k").future().exception(timeout=60)
     assert isinstance(error, KeyError)
     assert isinstance(error, TaskError)
+    assert (error.function_name, error.traceback_str) == (error.task_name, error.traceback_text)  # Ray's names
 
 
 def test_callback_gets_the_value_or_the_error_as_libraries_for_ray_ask_for_it(tmp_path):
