@@ -1,7 +1,9 @@
 """A node leaves its cluster in order: nothing that runs, waits or is kept there is lost."""
 
+import gc
 import json
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -228,6 +230,28 @@ def test_actor_that_may_restart_moves_after_its_running_call(nodes, tmp_path, wa
     in_group = Counter.options(scheduling_strategy=fastrt.PlacementGroupSchedulingStrategy(group)).remote()
     assert fastrt.get(in_group.add.remote(), timeout=60) == (1, "three")
     fastrt.remove_placement_group(group)
+
+
+captured = None  # by a function, as a global
+
+
+def run_functions_that_capture(counter):
+    def kinds(calls_itself=False):
+        return kinds(False) if calls_itself else (type(counter).__name__, type(captured).__name__)
+
+    function = fastrt.remote(kinds)
+    refs = [function.options(resources={name: 1}).remote(True) for name in ("two", "three")]
+    assert fastrt.get(refs, timeout=60) == [("ActorHandle", "ActorHandle")] * 2
+
+
+def test_node_leaves_when_functions_that_captured_its_actor_are_dropped(nodes, monkeypatch):
+    for name in ("two", "three"):
+        nodes.add(name, "--grace", "20")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "captured", Counter.options(resources={"two": 1}).remote())
+        run_functions_that_capture(captured)
+    gc.collect()
+    nodes.left(nodes.leave("two"))
 
 
 def test_grace_ends_what_cannot_move(nodes):

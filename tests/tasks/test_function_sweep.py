@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -127,3 +128,31 @@ def test_programs_that_store_and_drop_the_same_function_never_miss_it(rt, progra
     programs = [program(code, SOCKET=rt.socket_path) for _ in range(3)]
     for one in programs:
         assert "done" in one.finish()[0]
+
+
+referred = None  # set by a test, to a reference
+counted = 0
+
+
+def test_references_that_came_as_globals_go_with_the_code_of_their_module_and_assignments_stay(
+    rt, wait_until, monkeypatch
+):
+    def count():
+        global counted
+        counted += 1
+        return type(referred).__name__, os.getpid(), counted
+
+    def counts():
+        return os.getpid(), counted
+
+    before = usage()["bytes_used"]
+    monkeypatch.setattr(sys.modules[__name__], "referred", [fastrt.put(bytes(4 << 20))])
+    assert usage()["bytes_used"] > before + (3 << 20)
+    function = fastrt.remote(count)
+    kind, pid, _ = fastrt.get(function.remote(), timeout=60)
+    assert kind == "list"
+    monkeypatch.undo()
+    del function, count
+    wait_until(lambda: usage()["bytes_used"] < before + (1 << 20), "the worker to drop the reference")
+    reader = fastrt.remote(counts)
+    wait_until(lambda: (pid, 1) in fastrt.get([reader.remote() for _ in range(8)]), "the worker with its own value")

@@ -5,6 +5,9 @@ module of a job, like the sending process: an assignment by one function is visi
 the values that it sends under each name. A worker adopts a value if it has none of that name, or an older one. So an
 assignment by the worker's own code stays until the sender assigns another value.
 
+A reference that came as a global, such as an actor's handle, keeps its object on all nodes. So once no code of a module
+is left in a worker, `drop_unused` drops the received values that hold references; code that comes later brings its own.
+
 Only the process that a module belongs to numbers its values. A worker that forwards a value keeps its number. A value
 that the worker itself has assigned has no number: a receiver adopts it only if it has none of that name. A process that
 receives a class that it made itself does not change it.
@@ -12,6 +15,7 @@ receives a class that it made itself does not change it.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -21,17 +25,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fastrt._core.objects.handles import Ref
+from fastrt.store import garbage
+
 Versions = dict[str, int]  # by name; a receiver adopts a value without a number only if it has none of that name
 _Digest = Callable[[Any], object]  # a digest of a value's content; None if the value cannot be pickled
 
 _SPACES_MAX = 64  # modules of jobs whose globals a worker keeps
 _TEXT_MAX = 256  # longer texts are compared by their digest
 _KEPT_TEXT_MAX = 1 << 16
+_ITSELF = "__fastrt__"  # a name among globals, while `drop_unused` looks for code that uses them
 _SCALARS = frozenset([int, float, complex, bool, str, bytes, type(None)])
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next_number = itertools.count(1)
 _by_identity: tuple[type, ...] = (type, types.FunctionType)
-_lock = threading.Lock()
+_LOOKED_THROUGH_MAX = 10_000  # objects in one value, to find references
+_lock = threading.RLock()  # code that the garbage collector runs may load more
 
 
 def by_identity(*kinds: type) -> None:
@@ -167,6 +176,17 @@ class _Space:
         self.globals = base
         self.seen: Versions = {}
         self.came: dict[str, Any] = {}  # received code and small values, to detect assignments by this worker
+        self.holding: dict[str, Any] = {}  # received values that hold references
+
+    def without_code(self) -> _Space:
+        """Return a copy without the received code, and without the received values that hold references."""
+        code = {name: one for name, one in self.came.items() if is_code(one)}
+        gone = code | self.holding
+        left = {name: one for name, one in self.globals.items() if gone.get(name, self) is not one}
+        fresh = _Space(self.key, left)
+        fresh.seen = {name: version for name, version in self.seen.items() if name in left}
+        fresh.came = {name: one for name, one in self.came.items() if left.get(name, self) is one}
+        return fresh
 
 
 _sharing = False
@@ -217,6 +237,10 @@ def set_function(function: Any, state: tuple[Callable[..., Any], tuple[Any, dict
     if space is not None:
         news = _news(slots["__globals__"], versions, space.globals, space.seen)
         space.came.update({name: value for name, value in news.items() if name in versions and is_comparable(value)})
+        holding = {name: value for name, value in news.items() if _holds_references(value)}
+        if holding:
+            space.holding.update(holding)
+            garbage.expect()  # the function may be an argument
         slots["__globals__"] = news
     set_state(function, (attributes, slots))
 
@@ -232,6 +256,45 @@ def set_class(cls: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], 
     else:
         attributes = _news(attributes, versions, vars(cls), seen)
     set_state(cls, (attributes, slots))
+
+
+def drop_unused() -> None:
+    """Collect the garbage that dropped code has left, if there may be any.
+
+    Received values that hold references go where no code of their module is left in this process.
+    """
+    if not garbage.is_expected():
+        return
+    with _lock:
+        loose = []
+        while held := next((place for place, space in _spaces.items() if space.holding), None):
+            space = _spaces.pop(held)
+            del _spaces_by_id[id(space.globals)]
+            loose.append((held, space.without_code(), weakref.ref(space)))
+            space.globals[_ITSELF] = space  # only code that uses the globals keeps both now
+            del space
+        garbage.collect()  # or a later call does
+        for place, fresh, of_code in loose:
+            left = of_code() or fresh
+            left.globals.pop(_ITSELF, None)
+            _spaces[place] = left
+            _spaces_by_id[id(left.globals)] = left
+
+
+def _holds_references(value: Any) -> bool:
+    """Whether a value is or holds references to objects, as far as the garbage collector can see."""
+    found, left, k = {id(value)}, [value], 0
+    while left and k < _LOOKED_THROUGH_MAX:
+        one = left.pop()
+        k += 1
+        kind = type(one)  # isinstance would read one.__class__, which may be anything
+        if issubclass(kind, Ref):
+            return True
+        if not issubclass(kind, types.ModuleType) and not is_code(one):
+            inner = [part for part in gc.get_referents(one) if id(part) not in found]
+            found.update(map(id, inner))
+            left += inner
+    return False
 
 
 def _news(values: dict[str, Any], versions: Versions, here: Mapping[str, Any], seen: Versions) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from fastrt._core.objects import functions, handles
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FunctionNotFoundError, SerializationError
-from fastrt.store import warnings
+from fastrt.store import garbage, warnings
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize_code
@@ -137,6 +137,7 @@ class FunctionCache:
         for objref in [one for one, index in kept.places.items() if not functions.is_stored(client, one, index)]:
             del kept.places[objref]
             kept.functions.pop(objref, None)
+            garbage.expect()
         kept.looks_at = 2 * len(kept.functions)
 
     def name(self, task: int) -> str:

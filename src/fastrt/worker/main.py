@@ -19,7 +19,7 @@ from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.runner import Runner
 from fastrt.errors import ArgumentError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
-from fastrt.store import failures, unread
+from fastrt.store import failures, namespaces, unread
 from fastrt.store.client import Store
 from fastrt.store.messages import Blocked, Unblocked
 from fastrt.store.ref import ObjectRef
@@ -127,6 +127,7 @@ class Worker:
                 return
             self.folders.drop_swept()  # there was no task for a while
             self._environments.drop_swept()
+            namespaces.drop_unused()
 
     def take_signals(self) -> None:
         """Let SIGINT interrupt user code, and SIGTERM end this process."""
