@@ -198,6 +198,8 @@ class Admission:
         if info["bare"] and not demand.bundle:
             return False  # freed with the last handle just now: it ends
         key = key_of(actor, info["gen"], info)
+        if again and isinstance(key, ActorKey) and self._gate.lacks_lost(key, self.placing, info["how"]):
+            return False
         place = self.placing.place_of(key)
         if place == HERE:
             return True
@@ -259,7 +261,6 @@ class Admission:
     def on_news(self, fd: int) -> None:
         """Handle changes of records: the eventfd is readable."""
         os.eventfd_read(fd)
-        self._gate.open(self.placing.waiting_actors)
         self.refresh()
 
     def on_cluster(self, link: Link, message: ClusterNodes) -> None:
@@ -323,10 +324,8 @@ class Admission:
         """Return the demand that waits here. Tasks that were cancelled while they waited are left out."""
         self._swept_at = -_SWEEP_S
         self.refresh()
-        rows = self.placing.demand()
-        others = sum(row.waiting for row in rows[_DEMANDS_MAX:])
-        groups = [row for row in self.groups.rows() if row.state != "CREATED"]
-        queued = core.queued(self._client)
+        rows, groups = self.placing.demand(), [row for row in self.groups.rows() if row.state != "CREATED"]
+        others, queued = sum(row.waiting for row in rows[_DEMANDS_MAX:]), core.queued(self._client)
         return DemandList(rows[:_DEMANDS_MAX], others, queued, groups[:_DEMANDS_MAX], self._requested)
 
     def on_request(self, link: Link, message: RequestResources) -> None:
@@ -348,8 +347,9 @@ class Admission:
         """Read the records of all tasks and actors, and place those that can be placed."""
         if self._is_counting:
             return
-        now = time.monotonic()
-        placing = self.placing
+        now, placing = time.monotonic(), self.placing
+        if self._gate.open(placing):
+            self._start_actors()
         self._moves.report(now)
         others = list(placing.placed_actors.values())
         for key, state in zip(others, actors.states(self._client, [pair_of(key) for key in others]), strict=True):
@@ -471,7 +471,7 @@ class Admission:
     def on_actor_ended(self, actor: int) -> None:
         """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
         self._ended.add(actor)
-        self._gate.forget(actor, self.placing.waiting_actors)
+        self._gate.forget(actor, self.placing)
         if self._uplink is not None:  # its process may run on another node
             self._uplink.post(ActorEnded())
 
