@@ -74,7 +74,7 @@ class HostedActors:
             plan = replace(plan, session=session, job=job, cls=function, init=init, demand=demand)
             ref = self._store.put_serialized(serialize(plan))
             objref = 0 if function is None else function.objref
-            actor = actors.create(self._client, ref, objref, "", 0, False, demand, message.bare)
+            actor = actors.create(self._client, ref, objref, "", 0, False, demand, message.bare, held=True)
         except ObjectStoreFullError as exc:
             self._exchange.out.add("gone", _Gone(hosted=message.hosted, reason=str(exc)))
             return
@@ -144,8 +144,9 @@ class HostedActors:
             self._notify_daemon()
 
     def on_unhost(self, number: int) -> None:
-        """Release a hosted actor that has no more handles on the peer."""
+        """Release a hosted actor that has no more handles on the peer; the daemon ends it if it has not started."""
         self._actors.pop(number, None)
+        self._notify_daemon()
 
     @property
     def is_empty(self) -> bool:

@@ -45,6 +45,7 @@ class ActorGate:
         self._waiter: Waiter | None = None
         self._lock = threading.Lock()
         self._missing: dict[ActorKey, int] = {}  # how many arguments each lacks; 0: it may start
+        self._callbacks: dict[ActorKey, Callable[[object, FastrtError | None], None]] = {}
         self._opened: list[ActorKey] = []
         self._lost: dict[ActorKey, tuple[float, dict[int, str]]] = {}  # since when each waits, and `_kept_elsewhere`
 
@@ -100,6 +101,9 @@ class ActorGate:
             for key in [key for key in self._missing if key.record == actor]:
                 if self._missing.pop(key):
                     self._opened.append(key)
+                    if self._waiter is not None:  # it would keep the arguments until they are ready
+                        self._waiter.remove(self._callbacks[key])
+                self._callbacks.pop(key, None)
             for key in [key for key in self._lost if key.record == actor]:
                 del self._lost[key]
                 self._opened.append(key)
@@ -132,8 +136,9 @@ class ActorGate:
             from fastrt.store.waiter import Waiter  # here: most daemons need none
 
             self._waiter = Waiter(self._store)
+        self._callbacks[key] = self._one_less(key)
         for ref in missing:
-            self._waiter.add(ref, self._one_less(key))
+            self._waiter.add(ref, self._callbacks[key])
 
     def _one_less(self, key: ActorKey) -> Callable[[object, FastrtError | None], None]:
         def ready(ref: object, error: FastrtError | None) -> None:

@@ -28,6 +28,7 @@ _STARTS_MAX = 3  # processes in a row that end before they have joined
 _QUICK_MAX = 3  # processes in a row that end soon and are restarted without a pause
 _SOON_S = 10.0
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 30.0
+_UNHELD_S = 0.5  # between looks for waiting actors without a handle: nothing wakes the daemon when the last one goes
 _FULL_MAX_S = 10.0  # how long actors wait for a place where no actor has one that could become free
 
 
@@ -85,6 +86,7 @@ class Actors:
         self._actor_of: dict[int, int] = {}  # by pid
         self._starting: set[int] = set()  # actors whose process has not joined yet
         self._full = ""  # why no other process can be started for now
+        self._unheld_due = 0.0
         self._full_since = 0.0  # when that began while no actor had a process; 0: not so
         self._has_said = False
         self._failed: dict[int, int] = {}
@@ -145,7 +147,10 @@ class Actors:
     def tend(self) -> None:
         """Start, restart and end the actors whose records ask for it."""
         self._full = ""
+        wanted: dict[int, int | None] = {}
         for actor, state in actors.attention(self._client, self._waiting):
+            if state == actors.WANTED:
+                wanted[actor] = None
             if (self._full or actor in self._processes) and actors.lacks_process(self._client, actor):
                 continue  # thousands may wait here: do not read each record
             info = actors.info(self._client, actor)
@@ -160,10 +165,23 @@ class Actors:
                 self._decide(actor, info)
             else:  # an earlier daemon declared it dead, and died before it ended its calls
                 self._end(actor, "")
+        self._end_unheld(wanted)
         if self._processes or not self._full:
             self._full_since = 0.0
         elif not self._full_since:
             self._full_since = time.monotonic()
+
+    def _end_unheld(self, wanted: dict[int, int | None]) -> None:
+        """End actors that wait for resources or for a place, and that nothing refers to any more.
+
+        Those that wait only because many others start at this moment have their turn.
+        """
+        if time.monotonic() < self._unheld_due or len(self._starting) >= _STARTING_MAX:
+            return
+        self._unheld_due = time.monotonic() + _UNHELD_S
+        some = {**self._waiting, **wanted}
+        for actor in actors.let_go_unheld(self._client, {a: some[a] for a in some if a not in self._processes}):
+            self._end(actor, "its last handle is gone")
 
     def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:
         if info["ended"] or info["released"]:

@@ -75,6 +75,10 @@ class Waiter:
         if not self._running:
             self._start()
 
+    def remove(self, then: Any) -> None:
+        """Drop the references that were added with this callback; it may still be called for those that are ready."""
+        self._watch.remove(then)
+
     def forget(self) -> None:
         """End the thread with the session; every callback still due gets an error."""
         self._ended = True

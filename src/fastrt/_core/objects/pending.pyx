@@ -37,6 +37,7 @@ cdef class Watch:
         self.client = client
         self.kept = []
         self.incoming = []
+        self.removed = []
 
     def __dealloc__(self):
         free(self.entries)
@@ -56,6 +57,12 @@ cdef class Watch:
         # The sealer stores the state and then reads the bits; here it is the other way round.
         if object_is_sealed_sc(x, ref.index):
             self._poke()
+
+    @cython.critical_section
+    def remove(self, who):
+        """Stop watching all references that were added for `who`. Any thread may call this; `wait` carries it out."""
+        self.removed.append(who)
+        self._poke()
 
     def poke(self):
         """Make `wait` return soon, with or without a result. Any thread may call this."""
@@ -95,6 +102,8 @@ cdef class Watch:
             self.client.ensure()
             poked = a32_load_sc(&self.poked)
             self._merge()
+            if self.removed:
+                self._remove()
             added = a32_load_sc(&self.added)
             if self.incoming:
                 continue
@@ -135,6 +144,21 @@ cdef class Watch:
             self.entries[self.count] = (<Ref>ref).index
             self.count += 1
             self.kept.append((ref, who))
+        return 0
+
+    cdef int _remove(self) except -1:
+        """Take the references of those that were removed out of the table."""
+        cdef list removed = self.removed
+        cdef list kept = self.kept
+        cdef uint32_t k, left = 0
+        self.removed = []
+        for k in range(self.count):
+            if not any(kept[k][1] is who for who in removed):
+                self.entries[left] = self.entries[k]
+                kept[left] = kept[k]
+                left += 1
+        del kept[left:]
+        self.count = left
         return 0
 
     cdef list _collect(self):

@@ -10,6 +10,7 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
 cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil
 cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
 cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
+cdef bint links_unheld(frt_ctx *x, const frt_refslot *slot, uint32_t own) noexcept nogil
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void links_tell_held(frt_ctx *x) noexcept nogil
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil

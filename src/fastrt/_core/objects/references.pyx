@@ -124,6 +124,21 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
     return FRT_OK
 
 
+cdef bint links_unheld(frt_ctx *x, const frt_refslot *slot, uint32_t own) noexcept nogil:
+    """Return whether an object is gone, or nothing has a hold of it but `own` records that count it.
+
+    Counts do not change under the lock, and a hold that is no reference of a client is counted: none is missed while it
+    moves from one to the other. False, too, when a stopped process holds the lock.
+    """
+    cdef bint unheld
+    if _lock(x) != FRT_OK:
+        return False
+    unheld = not links_names(x, slot) or \
+        a32_load_sc(&x.entries[slot.index].counted) == own and not frt_any(x, slot.index, FRT_REFS)
+    _unlock(x)
+    return unheld
+
+
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
     """Count an entry once for the function table (a rebuild reads that table, too)."""
     cdef int rc = _lock(x)

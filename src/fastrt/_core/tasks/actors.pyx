@@ -24,7 +24,7 @@ from fastrt._core.memory.segment cimport segment_commit, segment_lock_grow
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.mailbox cimport mailbox_forget, mailbox_wake
 from fastrt._core.objects.objects cimport object_acquire, object_maybe_delete, object_release
-from fastrt._core.objects.references cimport links_count, links_recount, links_uncount
+from fastrt._core.objects.references cimport links_count, links_recount, links_uncount, links_unheld
 from fastrt._core.tasks.calls cimport actor_of
 
 cdef extern from "<string.h>" nogil:
@@ -122,7 +122,7 @@ cdef int _commit_record(frt_ctx *x, uint32_t a) noexcept nogil:
 
 
 def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None,
-           bint bare=False):
+           bint bare=False, bint held=False):
     """Make the actor that lives as long as an object, and have it started.
 
     Args:
@@ -134,6 +134,7 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
         demand: object with the resources that it takes while it lives; `ref` or the table of functions keeps it alive.
             None: nothing.
         bare: it has no process, and only holds its resources.
+        held: the caller keeps `ref` as long as the actor is to live, so the actor itself does not.
     Returns:
         The actor's index; None when another actor has that name.
     Raises:
@@ -141,7 +142,7 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
         ObjectStoreFullError: the table of actors is full.
     """
     return _create(client, ref, function, name, max_restarts,
-                   (FRT_ACTOR_DETACHED if detached else 0) | (FRT_ACTOR_BARE if bare else 0), demand, False)
+                   (FRT_ACTOR_DETACHED if detached else 0) | (FRT_ACTOR_BARE if bare else 0), demand, False, not held)
 
 
 def stand_in(Client client, Ref ref, uint64_t function):
@@ -154,11 +155,11 @@ def stand_in(Client client, Ref ref, uint64_t function):
     Raises:
         ObjectStoreFullError: the table of actors is full.
     """
-    return _create(client, ref, function, "", 0, 0, None, True)
+    return _create(client, ref, function, "", 0, 0, None, True, False)
 
 
 cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, uint8_t flags,
-                    Ref demand, bint away):
+                    Ref demand, bint away, bint counted):
     cdef frt_ctx *x = &client.x
     cdef bytes text = name.encode() + b"\0"
     cdef const char *chars = text
@@ -201,7 +202,7 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
             actor.demand, actor.demand_index = demand.objref, demand.index
         slot = _object(actor)
         actor.flags = flags
-        if not away:
+        if counted:
             rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
         if rc == FRT_OK:
             x.entries[ref.index].actor = <uint32_t>(actor - x.actors) + 1
@@ -554,6 +555,65 @@ def let_go(Client client, uint32_t a):
     if (state == FRT_ACTOR_DOWN or state == FRT_ACTOR_WANTED and actor.flags & FRT_ACTOR_BARE) and \
             not actor.flags & FRT_ACTOR_DETACHED and actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
         check(_uncount(&client.x, actor))
+
+
+cdef bint actor_unheld(frt_ctx *x, uint32_t a) noexcept nogil:
+    """Return whether an actor has no handle, so that nothing can call it any more."""
+    cdef frt_actor *actor = x.actors + a
+    cdef frt_refslot slot = _object(actor)
+    if a32_load_sc(&actor.released):
+        return True
+    return not actor.flags & FRT_ACTOR_DETACHED and \
+        links_unheld(x, &slot, 1 if actor.flags & FRT_ACTOR_COUNTED else 0)
+
+
+def let_go_unheld(Client client, dict some):
+    """Drop the counts of the objects of actors that are WANTED and have no handle and no call: they are not started.
+
+    A call that was made before the last handle went is in the table by then, so its actor is left alone.
+
+    Args:
+        some: generations by index of the actors to look at, which have no process that is about to join; None: that of
+            the caller's last look, after which only the caller may have changed it.
+    Returns:
+        Indexes of those whose objects are gone: the caller ends them.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor
+    cdef uint64_t word
+    cdef uint32_t a, t
+    cdef int state
+    cdef set unheld = set()
+    cdef object gen
+    client.ensure()
+    for a, gen in some.items():
+        if a >= frt_actors(x):
+            continue
+        actor = x.actors + a
+        word = a64_load_sc(&actor.word)
+        if frt_word_state(word) == FRT_ACTOR_WANTED and (gen is None or gen == frt_word_gen(word)) and \
+                not a32_load_sc(&actor.released) and actor_unheld(x, a):
+            unheld.add(a)
+    for t in range(frt_tasks(x) if unheld else 0):
+        state = frt_word_state(a64_load_acq(x.task_words + t))
+        if state > FRT_TASK_RESERVED and state != FRT_TASK_ENDING and x.tasks[t].actor:
+            unheld.discard(x.tasks[t].actor - 1)
+    for a in unheld:
+        check(_uncount(x, x.actors + a))
+        _count_again(client, x.actors + a)
+    return [a for a in unheld if a32_load_sc(&x.actors[a].released)]
+
+
+cdef int _count_again(Client client, frt_actor *actor) except -1:
+    """Count an actor's object again if it exists still: the actor was found by its name meanwhile."""
+    cdef frt_refslot slot = _object(actor)
+    cdef int rc
+    if not a32_load_sc(&actor.released) and slot.index < client.x.objects_max and \
+            object_acquire(&client.x, slot.index, slot.objref, False) == FRT_OK:
+        rc = links_count(&client.x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        object_release(&client.x, slot.index, False)
+        check(rc)
+    return 0
 
 
 def lacks_process(Client client, uint32_t a):
