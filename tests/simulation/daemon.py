@@ -70,7 +70,7 @@ class Lives:
         node.segment.take_over()
         node.start_daemon()
         node.janitor.bury(old, os.getpid(), "ended")
-        node.janitor.wake_all()
+        node.janitor.end_round()
         self.is_alive = self.is_counting = True
         node.admission.take_over(True)
         self._world.say(f"{node.host}: another daemon has started")

@@ -288,6 +288,7 @@ class Node:
         if self.alive:
             if self.daemons.is_alive:
                 functions.sweep(self.client)
+                self.janitor.orphans.end_unused()
             self.world.after(self.world.rng.random(), self._sweep)
 
     def _stay_full(self) -> None:
@@ -402,7 +403,7 @@ class Node:
         self.actors.fell(member.slot, pid, "was killed")
         self.janitor.bury(member.slot, os.getpid(), "was killed")
         self.actors.ended(pid, "was killed")
-        self.janitor.wake_all()
+        self.janitor.end_round()
         if isinstance(member, UplinkMember):
             self._check_no_guests()
         del self.members[member.slot]

@@ -89,8 +89,7 @@ from fastrt.store.messages import (
 from fastrt.store.session_folder import Beat, make_session_folder
 
 _TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
-_QUIET_TICK_S = 1.0  # the same, after so many ticks without an event
-_QUIET_TICKS = 4
+_QUIET_TICK_S, _QUIET_TICKS = 1.0, 4  # the same, after so many ticks without an event
 _OPENING_S = 0.02  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's report
 _AHEAD_BYTES = 64 << 20  # free memory kept ready from the start, so that no put waits for the kernel
@@ -270,7 +269,7 @@ class Daemon:
             self._members.take_over(row, self._pool.zygote_is_new)
             if row["blocked"] and not self._pool.zygote_is_new:
                 self._pool.blocked.add(pid)
-        self._janitor.wake_all()
+        self._janitor.end_round()
         self._admission.take_over(self._pool.counting)
 
     def run(self, starter: socket.socket) -> None:
@@ -465,7 +464,7 @@ class Daemon:
             self._members.remove(member)
             has_buried = True
         if has_buried:
-            self._janitor.wake_all()
+            self._janitor.end_round()
             if self._admission.waits_for_processes:
                 self._admission.refresh()
 
@@ -566,6 +565,7 @@ class Daemon:
             self._swept_at = now
             with contextlib.suppress(LockStuck):
                 functions.sweep(self._client)
+                self._janitor.orphans.end_unused()
             self._admission.end_groups_of_jobs(self._members.has_job)
         self._kept.tend(self._admission.uplink)
         spill.tick(self._client)

@@ -21,6 +21,7 @@ from fastrt.errors import (
 from fastrt.node.ended_processes import EndedProcesses
 from fastrt.node.kept import StandIns
 from fastrt.node.memory_limit import LACK
+from fastrt.node.orphan_tasks import OrphanTasks
 from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.tasks.actor_records import death_of_call
@@ -38,16 +39,18 @@ class Janitor:
     Attributes:
         stand_ins: promises of values of other nodes, which another uplink may fetch.
         ended: the last processes that have ended.
+        orphans: the tasks of killed processes.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.stand_ins = StandIns(store.client, self._lose)
         self.ended = EndedProcesses(store.client)
+        self.orphans = OrphanTasks(store)
         self.ends_session = False  # processes end by order of the daemon: errors of their calls are not news
 
     def bury(self, client: int, pid: int, how: str, status: int | None = None, has_left: bool = False) -> None:
-        """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
+        """Recover the client slot of a process that has ended. The caller calls `end_round` afterwards.
 
         Args:
             client: its slot.
@@ -85,9 +88,11 @@ class Janitor:
             # that has forwarded it asks the other node to cancel it.
             interrupt(self._store, other, True)
 
-    def wake_all(self) -> None:
-        """Wake all clients that wait, so that they check their condition again; after a round of recoveries."""
+    def end_round(self) -> None:
+        """End a round of recoveries: wake all clients that wait, and end the tasks that nothing refers to any more."""
         wake_all(self._store.client)
+        if not self.ends_session:
+            self.orphans.find()
 
     def _end(self, task: int, pid: int, how: str, cancels: bool) -> None:
         store = self._store

@@ -73,10 +73,19 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
         _cancel_children(store, *maker, force)
 
 
-def cancel_record(store: Store, record: int, number: int) -> None:
-    """Cancel the task with that id, if it is still in that record of the task table; not what it has submitted."""
+def cancel_record(store: Store, record: int, number: int, words: str = "was cancelled before it started") -> bool:
+    """Cancel the task with that id, if it is still in that record of the task table; not what it has submitted.
+
+    Args:
+        store: this process's attachment to its session.
+        record, number: the task's record, and its id.
+        words: why it has not started, for its error.
+    Returns:
+        Whether it runs; it was interrupted.
+    """
     what, task, pid = core.cancel_task(store.client, record, number, False)
-    _carry_out(store, what, task, pid, False, f"task {number:016x} was cancelled before it started")
+    _carry_out(store, what, task, pid, False, f"task {number:016x} {words}")
+    return what == "running"
 
 
 def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:

@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 10
+#define FRT_LAYOUT_VERSION 11
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -111,6 +111,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_BINS 32              /* lists of free runs, by the logarithm of the run's length */
 #define FRT_OWNER_TASK 0x80000000u /* an owner word is entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to this size live in the entry itself */
+#define FRT_CHILDREN_MAX (1u << 24) /* of a task: their paths come after FRT_PATH_STEP times its own, no others do */
 #define FRT_PATH_STEP 0x9E3779B97F4A7C15ULL /* odd: sums of its powers with small factors all differ */
 #define FRT_TASK_INLINE_BYTES 160
 #ifdef FRT_FAILPOINTS /* small sizes, so that the small workloads of a kill test reach every growth step */
@@ -266,7 +267,9 @@ typedef struct {
      * `trace_on` and then looks at all counts again, until they agree; see trace.pyx. So a recording ends with its
      * process. */
     uint32_t recordings;
-    uint32_t parked, pad1[12]; /* parked: 1: this worker takes no task, as others use its CPU; the daemon's */
+    uint32_t parked; /* 1: this worker takes no task, as others use its CPU; the daemon's */
+    uint32_t departed; /* 1: it has left by itself, so its death is no news for the tasks that it has submitted */
+    uint32_t pad1[11];
     char name[64];
 } frt_client;
 
@@ -367,9 +370,14 @@ typedef struct {
         uint16_t caller; /* of a call: the client that made it; calls of one caller keep their order */
         struct { uint8_t hops; int8_t priority; }; /* of a task: times it was forwarded; priority if RANKED */
     };
-    uint32_t before, spare; /* before: * the task before it in that list, index + 1; of the first task, the last one */
+    uint32_t before; /* * the task before it in that list, index + 1; of the first task, the last one */
+    uint32_t submitter; /* the client that made it, index + 1; recovery swaps it for FRT_ORPHAN, or for 0 if that client
+                         * had departed */
     char inlined[FRT_TASK_INLINE_BYTES]; /* aligned to 8 bytes */
 } frt_task;
+
+/* frt_task.submitter of a task whose process was killed: it ends once nothing refers to its results. */
+#define FRT_ORPHAN 0xffffffffu
 
 /* A task with DEMAND needs resources: the last of its ndeps names the object that lists them. Only the daemon makes
  * it READY, when its arguments are sealed and the resources are free; until then it is WAITING with dep == ndeps. So

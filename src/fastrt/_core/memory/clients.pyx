@@ -200,7 +200,7 @@ def readmit(Segment segment, uint32_t index, int kind, str name):
         raise ValueError(f"slot {index} is not in the table of {x.clients_max}")
     cdef frt_client *slot = x.clients + index
     cdef uint32_t gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
-    slot.kind = kind
+    slot.kind, slot.departed = kind, 0
     _write_name(slot, text)
     a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))
     return gen
@@ -339,6 +339,7 @@ cdef class Client:
         departure or ends. Later calls raise `NotInitializedError`; views that still exist stay readable."""
         if self.usable():
             pool_flush(&self.x)
+            a32_store_rel(&self.x.clients[self.x.me].departed, 1)
         a32_store_rel(&self.has_closed, 1)
 
     cdef bint may_let_go(self) noexcept:

@@ -13,7 +13,7 @@ cdef extern from "layout.h" nogil:
     uint32_t FRT_FUNCTIONS, FRT_FUNCTION_PROBES
     uint32_t FRT_CELL_BYTES, FRT_PRIORITY_MAX, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
-    uint64_t FRT_PATH_STEP
+    uint64_t FRT_PATH_STEP, FRT_CHILDREN_MAX
     uint64_t FRT_COMMIT_BYTES
     uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
     int FRT_OK, FRT_FULL, FRT_STALE, FRT_TIMEOUT, FRT_CORRUPT, FRT_STUCK, FRT_TOO_LARGE, FRT_TABLE_FULL
@@ -38,7 +38,7 @@ cdef extern from "layout.h" nogil:
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
     uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
-    uint32_t FRT_CANCEL_FORCE, FRT_CANCEL_ALONE
+    uint32_t FRT_CANCEL_FORCE, FRT_CANCEL_ALONE, FRT_ORPHAN
 
     bint FRT_NO_GIL
     void frt_threads_init(frt_ctx *x, frt_ctx *former) noexcept
@@ -115,7 +115,7 @@ cdef extern from "layout.h" nogil:
         uint32_t device_parts, devices
         uint64_t other[6]
         uint32_t tallies
-        uint32_t wake, sleepers, recordings, parked
+        uint32_t wake, sleepers, recordings, parked, departed
         char name[64]
 
     ctypedef struct frt_entry:
@@ -146,7 +146,7 @@ cdef extern from "layout.h" nogil:
         uint16_t caller
         uint8_t hops
         int8_t priority
-        uint32_t before
+        uint32_t before, submitter
         char inlined[160]
 
     ctypedef struct frt_ranked:

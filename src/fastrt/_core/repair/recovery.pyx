@@ -22,6 +22,7 @@ from fastrt._core.objects.functions cimport functions_touch
 from fastrt._core.objects.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
 from fastrt._core.objects.references cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
 from fastrt._core.tasks.actors cimport actors_of_dead, actors_touch
+from fastrt._core.tasks.orphan_tasks cimport orphans_mark
 from fastrt._core.tasks.failures cimport failure_crashed, failures_mend, failures_of_dead
 from fastrt._core.tasks.tally cimport tally_outcome, tally_retried, tally_settle
 from fastrt._core.tasks.records cimport (
@@ -315,6 +316,7 @@ def leave(Client client):
     x.clients[x.me].recordings = 0
     trace_settle(x)
     pool_flush(x)
+    a32_store_rel(&x.clients[x.me].departed, 1)
     client_wake(x, x.me)  # waiting threads check again, and raise
 
 
@@ -358,6 +360,14 @@ cdef void _close_planes(frt_ctx *x) noexcept nogil:
     if c != n:
         a32_store_sc(&x.sb.planes, c)
     frt_lock_give(x.locks + FRT_LOCK_SLOTS)
+
+
+cdef void _spare_children(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Count a process as departed that ended because its task was cancelled by force: that ends nothing else."""
+    cdef uint32_t t = x.clients[v].task - 1
+    if t < frt_tasks(x) and frt_word_client(a64_load_acq(x.task_words + t)) == v and task_is_cancelled(x, t) and \
+            a64_load_sc(&x.tasks[t].cancelled) & FRT_CANCEL_FORCE:
+        a32_store_rel(&x.clients[v].departed, 1)
 
 
 def recover(Client client, uint32_t v, bint wake=True, str kind="WorkerCrashedError", str words="ended", int signal=0):
@@ -408,9 +418,11 @@ def recover(Client client, uint32_t v, bint wake=True, str kind="WorkerCrashedEr
         if slot.kind == <uint32_t>FRT_KIND_DRIVER or slot.kind == <uint32_t>FRT_KIND_TOOL:
             job = _job_of(x, v)
         running = []
+        _spare_children(x, v)
         ending = _scan_tasks(x, v, job, running, &how, slot.kind == <uint32_t>FRT_KIND_DRIVER)
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
+        orphans_mark(x, v)
         a32_store_sc(&slot.recordings, 0)
         a32_store_sc(&slot.parked, 0)
         trace_settle(x)  # also if it had none: it may have died between the end of one and this

@@ -37,6 +37,7 @@ cdef int task_record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nby
     task = x.tasks + t
     task.offset, task.nreturns, task.nrefs, task.bytes, task.actor = 0, 0, nrefs, nbytes, 0
     task.flags, task.attempts, task.signal, task.dep, task.ndeps = 0, 0, 0, 0, 0
+    a32_store_rlx(&task.submitter, x.me + 1)
     if room > FRT_TASK_INLINE_BYTES:
         rc = arena_alloc(x, room, FRT_OWNER_TASK | (<uint32_t>t + 1), &task.offset)
     slots = task_slots(x, t)
