@@ -17,6 +17,7 @@ from fastrt._core.memory import clients
 from fastrt._core.objects import handles, unread
 from fastrt._core.tasks import actors, tally
 from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.unheld_actors import let_go_unheld
 from fastrt.errors import StaleReferenceError
 from fastrt.store.client import Store
 from fastrt.tasks.actor_records import class_name, death_of
@@ -180,7 +181,7 @@ class Actors:
             return
         self._unheld_due = time.monotonic() + _UNHELD_S
         some = {**self._waiting, **wanted}
-        for actor in actors.let_go_unheld(self._client, {a: some[a] for a in some if a not in self._processes}):
+        for actor in let_go_unheld(self._client, {a: some[a] for a in some if a not in self._processes}):
             self._end(actor, "its last handle is gone")
 
     def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:

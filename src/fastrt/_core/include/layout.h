@@ -10,8 +10,7 @@
  * Locks, outermost first. A thread that holds one may take only those to its right:
  *     janitor > slots > actors > functions > (threads.h) > links > queue > objects/tasks pool > size class > extent
  * `grow` is taken while no other lock is held, or inside `slots` or `actors`; only `extent` is taken inside `grow`.
- * In fields that hold "index + 1", 0 means none.
- */
+ * In fields that hold "index + 1", 0 means none. */
 #ifndef FRT_LAYOUT_H
 #define FRT_LAYOUT_H
 
@@ -160,8 +159,7 @@ enum { /* locks[] */
     FRT_LOCKS
 };
 
-/* The free records of a table. The state words decide which records are free; the stack of them is derived.
- * Changes only under the pool's lock. */
+/* The free records of a table: a stack, derived from the state words, that changes only under the pool's lock. */
 typedef struct {
     uint32_t max;
     uint32_t committed;   /* records that have memory */
@@ -264,12 +262,10 @@ typedef struct {
     uint32_t sleepers;                          /* threads of this client that sleep in the futex */
     /* Recordings of the session that this client makes: only it changes them, and recovery, which makes them 0. The
      * session records while any client has one, or `traced` is set: a process that has changed a count stores
-     * `trace_on` and then looks at all counts again, until they agree; see trace.pyx. So a recording ends with its
-     * process. */
+     * `trace_on` and then looks at all counts again, until they agree; see trace.pyx. It ends with its process. */
     uint32_t recordings;
     uint32_t parked; /* 1: this worker takes no task, as others use its CPU; the daemon's */
-    uint32_t departed; /* 1: it has left by itself, so its death is no news for the tasks that it has submitted */
-    uint32_t pad1[11];
+    uint32_t departed, pad1[11]; /* departed: 1: it has left by itself, so what it has submitted goes on */
     char name[64];
 } frt_client;
 
@@ -371,13 +367,10 @@ typedef struct {
         struct { uint8_t hops; int8_t priority; }; /* of a task: times it was forwarded; priority if RANKED */
     };
     uint32_t before; /* * the task before it in that list, index + 1; of the first task, the last one */
-    uint32_t submitter; /* the client that made it, index + 1; recovery swaps it for FRT_ORPHAN, or for 0 if that client
-                         * had departed */
+    uint32_t submitter; /* the client that made it, index + 1; once that has ended FRT_ORPHAN, or 0 if departed */
     char inlined[FRT_TASK_INLINE_BYTES]; /* aligned to 8 bytes */
 } frt_task;
-
-/* frt_task.submitter of a task whose process was killed: it ends once nothing refers to its results. */
-#define FRT_ORPHAN 0xffffffffu
+#define FRT_ORPHAN 0xffffffffu /* its process was killed: it ends once nothing refers to its results */
 
 /* A task with DEMAND needs resources: the last of its ndeps names the object that lists them. Only the daemon makes
  * it READY, when its arguments are sealed and the resources are free; until then it is WAITING with dep == ndeps. So
@@ -425,8 +418,7 @@ typedef struct {
  * `word` is changed by the actor's process (STARTING, LIVE), by recovery (DOWN) and by the daemon (the rest). A caller
  * stores READY and then checks for DEAD; the daemon stores DEAD and then looks for READY calls: so one of them ends a
  * late call. The record holds its object (COUNTED) until the instance is built, because the object says how to build
- * it; a DETACHED actor holds it until the end. The process that sees the later of "swept" and "its object is gone"
- * frees the record. */
+ * it; a DETACHED one holds it until the end. Who sees the later of "swept" and "its object is gone" frees it. */
 typedef struct {
     uint64_t word;     /* {FRT_ACTOR_*, client, -, gen} */
     uint64_t mailbox;  /* {gen:32 | task + 1:32} of the newest call; 0: nothing new */

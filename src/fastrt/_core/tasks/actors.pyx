@@ -24,7 +24,7 @@ from fastrt._core.memory.segment cimport segment_commit, segment_lock_grow
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.mailbox cimport mailbox_forget, mailbox_wake
 from fastrt._core.objects.objects cimport object_acquire, object_maybe_delete, object_release
-from fastrt._core.objects.references cimport links_count, links_recount, links_uncount, links_unheld
+from fastrt._core.objects.references cimport links_count, links_recount, links_uncount
 from fastrt._core.tasks.calls cimport actor_of
 
 cdef extern from "<string.h>" nogil:
@@ -67,7 +67,7 @@ cdef int actors_touch(frt_ctx *x) noexcept nogil:
     return rc
 
 
-cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
+cdef frt_refslot actor_object(frt_actor *actor) noexcept nogil:
     cdef frt_refslot slot
     slot.objref, slot.index, slot.extra = actor.objref, actor.index, 0
     return slot
@@ -200,7 +200,7 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
         actor.function, actor.objref, actor.index, actor.max_restarts = function, ref.objref, ref.index, max_restarts
         if demand is not None:
             actor.demand, actor.demand_index = demand.objref, demand.index
-        slot = _object(actor)
+        slot = actor_object(actor)
         actor.flags = flags
         if counted:
             rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
@@ -334,7 +334,7 @@ def alive(Client client, uint32_t a):
     if frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_STARTING:
         a64_store_sc(&actor.word, frt_word(FRT_ACTOR_LIVE, client.x.me, frt_word_gen(word)))
         if not actor.flags & FRT_ACTOR_DETACHED:
-            check(_uncount(&client.x, actor))
+            check(actor_uncount(&client.x, actor))
 
 
 def hold(Client client, uint32_t a):
@@ -360,7 +360,7 @@ def carried(Client client, uint32_t a):
     """Drop the count of an actor's object: the other node has received everything that it needs to build the actor."""
     cdef frt_actor *actor = _at(client, a)
     if _is_mine(client, actor) and not actor.flags & FRT_ACTOR_DETACHED:
-        check(_uncount(&client.x, actor))
+        check(actor_uncount(&client.x, actor))
 
 
 def tell_how(Client client, uint32_t a, str how):
@@ -419,9 +419,9 @@ cdef bint _is_mine(Client client, frt_actor *actor) noexcept:
         frt_word_state(word) == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE != 0)
 
 
-cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
+cdef int actor_uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
     """Drop the count of the actor's object; it is deleted now if there is no handle left."""
-    cdef frt_refslot slot = _object(actor)
+    cdef frt_refslot slot = actor_object(actor)
     cdef int rc = FRT_OK
     if actor.flags & FRT_ACTOR_COUNTED:
         rc = links_uncount(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
@@ -547,73 +547,13 @@ def attention(Client client, dict waiting=None):
 def let_go(Client client, uint32_t a):
     """Drop the count of an actor's object when the actor is DOWN and has no calls: it ends with its last handle.
 
-    An actor whose process ended before it was built has kept the count until then, for the calls that were made. A bare
-    one has no calls: WANTED will do.
+    An actor whose process ended before it was built has kept the count for its calls. A bare one, WANTED, has none.
     """
     cdef frt_actor *actor = _at(client, a)
     cdef int state = frt_word_state(a64_load_sc(&actor.word))
     if (state == FRT_ACTOR_DOWN or state == FRT_ACTOR_WANTED and actor.flags & FRT_ACTOR_BARE) and \
             not actor.flags & FRT_ACTOR_DETACHED and actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
-        check(_uncount(&client.x, actor))
-
-
-cdef bint actor_unheld(frt_ctx *x, uint32_t a) noexcept nogil:
-    """Return whether an actor has no handle, so that nothing can call it any more."""
-    cdef frt_actor *actor = x.actors + a
-    cdef frt_refslot slot = _object(actor)
-    if a32_load_sc(&actor.released):
-        return True
-    return not actor.flags & FRT_ACTOR_DETACHED and \
-        links_unheld(x, &slot, 1 if actor.flags & FRT_ACTOR_COUNTED else 0)
-
-
-def let_go_unheld(Client client, dict some):
-    """Drop the counts of the objects of actors that are WANTED and have no handle and no call: they are not started.
-
-    A call that was made before the last handle went is in the table by then, so its actor is left alone.
-
-    Args:
-        some: generations by index of the actors to look at, which have no process that is about to join; None: that of
-            the caller's last look, after which only the caller may have changed it.
-    Returns:
-        Indexes of those whose objects are gone: the caller ends them.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef frt_actor *actor
-    cdef uint64_t word
-    cdef uint32_t a, t
-    cdef int state
-    cdef set unheld = set()
-    cdef object gen
-    client.ensure()
-    for a, gen in some.items():
-        if a >= frt_actors(x):
-            continue
-        actor = x.actors + a
-        word = a64_load_sc(&actor.word)
-        if frt_word_state(word) == FRT_ACTOR_WANTED and (gen is None or gen == frt_word_gen(word)) and \
-                not a32_load_sc(&actor.released) and actor_unheld(x, a):
-            unheld.add(a)
-    for t in range(frt_tasks(x) if unheld else 0):
-        state = frt_word_state(a64_load_acq(x.task_words + t))
-        if state > FRT_TASK_RESERVED and state != FRT_TASK_ENDING and x.tasks[t].actor:
-            unheld.discard(x.tasks[t].actor - 1)
-    for a in unheld:
-        check(_uncount(x, x.actors + a))
-        _count_again(client, x.actors + a)
-    return [a for a in unheld if a32_load_sc(&x.actors[a].released)]
-
-
-cdef int _count_again(Client client, frt_actor *actor) except -1:
-    """Count an actor's object again if it exists still: the actor was found by its name meanwhile."""
-    cdef frt_refslot slot = _object(actor)
-    cdef int rc
-    if not a32_load_sc(&actor.released) and slot.index < client.x.objects_max and \
-            object_acquire(&client.x, slot.index, slot.objref, False) == FRT_OK:
-        rc = links_count(&client.x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
-        object_release(&client.x, slot.index, False)
-        check(rc)
-    return 0
+        check(actor_uncount(&client.x, actor))
 
 
 def lacks_process(Client client, uint32_t a):
@@ -628,7 +568,7 @@ def start_again(Client client, uint32_t a):
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
-    cdef frt_refslot slot = _object(actor)
+    cdef frt_refslot slot = actor_object(actor)
     cdef int rc = FRT_OK
     let_go(client, a)
     if frt_word_state(word) == FRT_ACTOR_WANTED:  # it is killed before its process is up: the next one is a restart
@@ -673,7 +613,7 @@ def end(Client client, uint32_t a, str reason):
         if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == a + 1 and a64_cas_sc(
                 x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
             ending.append(t)
-    check(_uncount(x, actor))
+    check(actor_uncount(x, actor))
     a32_store_sc(&actor.swept, 1)  # from here on the record may be used for another actor at any time
     mailbox_forget(actor)
     return ending

@@ -11,8 +11,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.objects.references cimport links_unheld
-from fastrt._core.tasks.actors cimport actor_unheld
 from fastrt._core.tasks.records cimport task_is_cancelled
+from fastrt._core.tasks.unheld_actors cimport actor_unheld
 
 
 cdef void orphans_mark(frt_ctx *x, uint32_t v) noexcept nogil:
