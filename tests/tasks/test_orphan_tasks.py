@@ -21,7 +21,7 @@ def get(refs):
 
 
 @fastrt.remote
-def sleep(value=None):
+def hang(value=None):
     threading.Event().wait()
 
 
@@ -60,7 +60,7 @@ class Keeper:
     def take(self):
         return self.kept.pop()
 
-    def sleep(self):
+    def hang(self):
         threading.Event().wait()
 
     def count(self):
@@ -93,7 +93,7 @@ def leave(path, keeper):
     chain = [waiting]
     for _ in range(3):
         chain.append(gated.options(name="left").remote(chain[-1]))
-    running = sleep.options(name="left").remote()
+    running = hang.options(name="left").remote()
     kept = gated.options(name="kept").remote(5)
     fastrt.get(keeper.keep.remote([kept]))
     say(path)
@@ -166,10 +166,10 @@ def after(path, pid):
 def stay(path):
     gated.options(name="spared").remote(0)
     say(path)
-    sleep_in_native()
+    hang_on()
 
 
-def sleep_in_native():
+def hang_on():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Event().wait()
 
@@ -190,9 +190,9 @@ def test_cancel_by_force_spares_what_the_task_has_submitted_if_it_is_not_recursi
 @fastrt.remote(max_retries=0)
 def call(path, keeper):
     own = Keeper.options(name="own").remote()
-    own.sleep.remote()
+    own.hang.remote()
     own.count.remote()
-    keeper.sleep.remote()
+    keeper.hang.remote()
     keeper.count.remote()
     say(path)
     threading.Event().wait()
