@@ -23,10 +23,14 @@ LOSING = ("losses", "both", "parts", "cross", "groups", "regrouped", "standby", 
 
 
 def _plan(args: argparse.Namespace, seed: int) -> Any:
+    from .aims import AIMS
     from .cluster import Plan
     from .families import MIXTURE
 
     skip = frozenset(map(int, filter(None, args.skip.split(","))))
+    if args.family in AIMS:
+        machines = "lost" in args.family
+        return Plan(seed, AIMS[args.family].nodes, 0, 1, 0, machines, True, skip, args.family)
     if not args.mixed:
         return Plan(
             seed, args.nodes, args.tasks, args.drivers, args.faults, args.machines, args.retries, skip, args.family

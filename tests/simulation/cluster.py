@@ -49,6 +49,7 @@ from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
 
 from . import invariants, spilling
+from .aims import AIMS
 from .families import family_of
 from .faults import BEGIN_S, Faults
 from .heads import Agreeing
@@ -59,6 +60,7 @@ from .network import Network
 from .node import PARTS_ARE_LOST, Node
 from .program import VALUE, Program
 from .reserving import Reserving
+from .strikes import Strikes
 from .world import Files, Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
@@ -110,10 +112,13 @@ class Cluster:
         rng = random.Random(plan.seed ^ 0x5EED)
         self.may_lose = plan.machines
         self.access = SimpleNamespace(identity=SimpleNamespace(why_refused=lambda *args: None), insecure=True, tls=None)
-        family = family_of(plan.family, plan.seed, plan.machines)
+        family = AIMS.get(plan.family) or family_of(plan.family, plan.seed, plan.machines)
         self.family = family
         retries = -1 if plan.retries else family.retries
-        self.program = Program(rng, plan.drivers, plan.tasks, retries, family.shape)
+        if family.scene is None:
+            self.program = Program(rng, plan.drivers, plan.tasks, retries, family.shape)
+        else:
+            self.program = family.scene(rng)
         self.head_address = "10.0.0.1:7000"
         self.starts: dict[int, int] = {}
         self.extra_runs: dict[int, int] = {}
@@ -292,7 +297,8 @@ class Cluster:
         self.start_head()
         for k in range(plan.nodes):
             is_client = k == 0 and plan.seed % 3 == 0 and plan.nodes > 1  # a driver's node without workers
-            self.nodes.append(Node(self, k + 1, 0 if is_client else 1 + (plan.seed + k) % 2))
+            cpus = 2 if self.family.scene else 0 if is_client else 1 + (plan.seed + k) % 2
+            self.nodes.append(Node(self, k + 1, cpus))
             world.network.hosts[f"10.0.{k + 1}.1"] = f"n{k + 1}"
         world.network.hosts["10.0.0.1"] = "head"
         for a in ("head", *(node.host for node in self.nodes)):
@@ -303,6 +309,7 @@ class Cluster:
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
         last = Faults(self).plan_all()
+        Strikes(self, self.family.strikes).next()
         if self.family.standbys:
             world.after(0.0, Agreeing(self).look)
         self.calm_at = BEGIN_S + last
@@ -350,6 +357,10 @@ class Cluster:
         """Start the head; another one ran before, if any."""
         self.head = Process(self.world, "head", "head")
         self.head.start(partial(head._serve, self.head_address, "", "", self.access))
+
+    def replace_node(self, k: int) -> None:
+        """Start a node in the place of one that is lost."""
+        self.nodes[k] = Node(self, k + 1, 1 + k % 2)
 
     # ---- the end ----
 

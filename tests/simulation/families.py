@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fastrt.cluster import uplink
 
 from .faults import WORK_S
-from .program import LARGE, Shape
+from .program import LARGE, Program, Shape
+from .strikes import Strike
 
 STORE_BYTES = 48 << 20  # more than any program needs
 
@@ -30,6 +32,9 @@ class Family:
         store_bytes: of each node; one of these.
         spills: whether daemons spill.
         falls_back: whether values that find no room go to files.
+        scene: makes the program, in place of one that the seed chooses (`aims`).
+        strikes: the faults of an aimed run.
+        nodes: of an aimed run.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -46,6 +51,9 @@ class Family:
     store_bytes: tuple[int, ...] = (STORE_BYTES,)
     spills: bool = False
     falls_back: bool = True
+    scene: Callable[[random.Random], Program] | None = None
+    strikes: tuple[Strike, ...] = ()
+    nodes: int = 0
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
@@ -167,7 +175,7 @@ FAMILIES = {
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_SAME = ("bare", "store_bytes", "spills", "falls_back")  # settings that no mixture changes
+_SAME = ("bare", "store_bytes", "spills", "falls_back", "scene", "strikes", "nodes")  # no mixture changes them
 # They need settings of their own.
 _NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved", "full", "tight")
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",

@@ -17,15 +17,18 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "fastrt"
 
 
 class Mutant(NamedTuple):
-    """A piece of text of a module, and what replaces it; `known` has the seeds that find mutants.
+    """A piece of text of a module, and what replaces it.
 
-    The module is one of fastrt.cluster, or of another package if it is named with that one.
+    The module is one of fastrt.cluster, or of another package if it is named with that one. `aim` is the family of runs
+    that leads to this place (`aims`), of which some seed among the first ones finds the mutant; empty: `known` has a
+    seed that does.
     """
 
     name: str
     module: str
     old: str
     new: str
+    aim: str = ""
 
     @property
     def path(self) -> Path:
@@ -43,14 +46,14 @@ MUTANTS = [
     Mutant("copy: no word of a value that is not offered", "value_traffic",
            '        offered = 0\n', '        offered = 0\n        if not here:\n            return\n'),
     Mutant("kept: one name of a shared value ends all", "large_values",
-           "            del named[objref]\n", "            named.clear()\n"),
+           "            del named[objref]\n", "            named.clear()\n", "relayed"),
     Mutant("export: sent after its release", "peer_stream",
            "if self.closed or self.references.exported_ref(ref.objref) is None:", "if self.closed:"),
     Mutant("lineage: a record that keeps its own object", "lineage", "        return found\n", "        return ()\n"),
     Mutant("lineage: a record that keeps its own object from later on", "value_traffic",
-           "        self._break_circles()\n", ""),
+           "        self._break_circles()\n", "", "circle"),
     Mutant("a271da1: values that share a source lost one by one", "remote_values",
-           "elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):", "elif False:"),
+           "elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):", "elif False:", "renamed, and lost"),
     Mutant("43e0714: lineage ends with the uplink", "uplink", "self._tables.lineage.adopt(self._lineage)", "pass"),
     Mutant("5f57d72: a value of the owner fetched in a circle", "value_traffic",
            "if theirs and remote.is_missing(self._client, ref):", "if False:"),
@@ -58,7 +61,7 @@ MUTANTS = [
            "            self.out.add(\"cancel\", _Cancel(task=number, force=terms[0], alone=terms[1]))\n", ""),
     Mutant("7eff943: results of accepted tasks are released", "peer_stream",
            "AnyOf(needed, self.traffic.arrivals.named(), self.ledger.awaited())",
-           "AnyOf(needed, self.traffic.arrivals.named())"),
+           "AnyOf(needed, self.traffic.arrivals.named())", "back again"),
     Mutant("tasks of other nodes go on after the uplink's death", "jobs",
            "return tag << JOB_BITS | self._client.job", "return tag << JOB_BITS"),
     Mutant("stand-ins: those of the last uplink", "uplink", "        self._tables.adopt_stand_ins()\n", ""),
@@ -73,16 +76,16 @@ MUTANTS = [
     Mutant("stream: a task with all its results runs again", "peer_stream",
            "            if self._has_results(sent.task):\n", "            if False:\n"),
     Mutant("cancel: an argument that comes under the number of a fetch", "inbox",
-           "        if isinstance(arriving, Fetching):\n", "        if arriving is not None:\n"),
+           "        if isinstance(arriving, Fetching):\n", "        if arriving is not None:\n", "relayed"),
     Mutant("inbox: an argument takes the place of another one with its number", "inbox",
-           "            if self.is_fetching(message.native):\n", "            if False:\n"),
+           "            if self.is_fetching(message.native):\n", "            if False:\n", "relayed"),
     Mutant("tidy: the shared source of a result that a peer waits for", "value_traffic",
            "*(stream.needs() for stream in self.streams)", "*(stream.references.exported for stream in self.streams)"),
     Mutant("release: one stream ends what another one holds", "uplink",
-           "        if not self._tables.kept.is_held(node, objref):\n", "        if True:\n"),
+           "        if not self._tables.kept.is_held(node, objref):\n", "        if True:\n", "renamed, and the uplink"),
     Mutant("claim: any value that crosses it is its answer", "claiming",
            "if objref not in self._open or not message.native or message.contains or message.error:",
-           "if objref not in self._open or not message.native:"),
+           "if objref not in self._open or not message.native:", "crossing"),
     Mutant("lineage: a task that begins again has as many runs as before", "value_traffic",
            "self._tables.lineage.count_run(sent.record)", "pass"),
     Mutant("generator: its readers wait without end after the uplink's death", "value_traffic",
@@ -90,7 +93,7 @@ MUTANTS = [
     Mutant("export: a small value is sent later than its name", "peer_stream",
            "self.out.follow(partial(self._send_export, ref))", "self.send_when_ready(ref)"),
     Mutant("ended: before its result that is another object here has that one's value", "value_traffic",
-           "        if own is not None and own.left:\n", "        if False:\n"),
+           "        if own is not None and own.left:\n", "        if False:\n", "back, and absent"),
     # ---- rules taken away ----
     Mutant("lineage: one run more than is left", "lineage", "max(left - 1, 0)", "left"),
     Mutant("release: does not count names", "borrowing", "        if named < held.named:\n", "        if False:\n"),
@@ -99,20 +102,20 @@ MUTANTS = [
     Mutant("release: always of one name", "peer_stream",
            "_Release(objref=objref, named=standin.named)", "_Release(objref=objref, named=1)"),
     Mutant("tidy: objects passed on to a third node", "peer_stream",
-           "AnyOf(used, *(needs[other] for other in needs if other is not one))", "used"),
+           "AnyOf(used, *(needs[other] for other in needs if other is not one))", "used", "passed on"),
     Mutant("tidy: objects in values on their way", "peer_stream",
            "AnyOf(needed, self.traffic.arrivals.named(), self.ledger.awaited())",
            "AnyOf(needed, self.ledger.awaited())"),
     Mutant("tidy: objects that share a source", "remote_values",
            "return {source.same_as.objref for source in self._shared.values() if source.same_as is not None}",
-           "return set()"),
+           "return set()", "renamed"),
     Mutant("claim: nothing is kept for the peer", "value_traffic",
            "self._tables.kept.keep(self._exchange.node, self._exchange.references.claimable())", "pass"),
     Mutant("claim: another naming is not counted", "claiming", "known.named += 1  # another", "pass  # another"),
     Mutant("claim: values of a stream that ended are forgotten", "remote_values",
            "            absent.add(source.objref, Unclaimed(source.ref, source.origin, source.same_as))\n", ""),
     Mutant("claim: an object is dropped once it is claimed", "remote_values",
-           "found = self._held(node).get(objref)", "found = self._held(node).pop(objref, None)"),
+           "found = self._held(node).get(objref)", "found = self._held(node).pop(objref, None)", "claimed twice"),
     Mutant("claim: a stream that has not ended here yet", "remote_values",
            "return self.find(node, objref) if found is None else found", "return found"),
     Mutant("uplink: remote values of the last one", "value_traffic", "        self.remote.adopt()\n", ""),
@@ -131,9 +134,9 @@ MUTANTS = [
            "            if 0 < arriving.attempts < _ATTEMPTS_MAX:\n",
            "            if True:\n                return\n            if False:\n"),
     Mutant("spread: a receiver that stops keeps its turn", "inbox",
-           "self._exchange.traffic.has_no_copy(number)", "pass"),
+           "self._exchange.traffic.has_no_copy(number)", "pass", "relayed"),
     Mutant("spread: a receiver that has stopped takes its turn", "inbox",
-           "self._exchange.traffic.has_no_copy(message.number)", "pass"),
+           "self._exchange.traffic.has_no_copy(message.number)", "pass", "relayed"),
     Mutant("spread: a receiver of pieces keeps its turn", "value_traffic",
            "if again:  # the value comes in pieces", "if False:  # the value comes in pieces"),
     Mutant("spread: a failed sender keeps its turn", "spread",

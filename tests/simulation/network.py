@@ -101,12 +101,13 @@ class _Stream:
         traps = self.network.traps.get(host)
         if not traps:
             return
-        kinds = {field.name for field, _ in message.ListFields()}
-        for trap in [one for one in traps if one.kind in kinds]:
+        receiver = self.processes[1 - side].host
+        for trap in [one for one in traps if one.is_for(receiver, message)]:
             trap.left -= 1
             if trap.left <= 0:
                 traps.remove(trap)
-                self.network.world.after(trap.delay_s, partial(trap.then, self.processes[1 - side].host))
+                trap.stream = self
+                self.network.world.after(trap.delay_s, partial(trap.then, receiver))
 
     def send(self, side: int, data: Any) -> None:
         network = self.network
@@ -256,16 +257,27 @@ class Trap:
     """A fault that comes with a message.
 
     Attributes:
-        kind: of the message: a field of a frame.
+        kind: of the message: a field of a frame, and perhaps a field that it sets, as in "value.yours".
         left: how many of them are to come.
         delay_s: from the message, as it is sent, to the fault.
         then: called with the receiver's host.
+        receiver: the host that it must be for; empty: any.
+        stream: the stream of the last one.
     """
 
     kind: str
     left: int
     delay_s: float
     then: Callable[[str], None]
+    receiver: str = ""
+    stream: Any = None
+
+    def is_for(self, receiver: str, frame: Any) -> bool:
+        """Return whether a frame has such a message."""
+        field, _, part = self.kind.partition(".")
+        if self.receiver not in ("", receiver) or field not in {found.name for found, _ in frame.ListFields()}:
+            return False
+        return not part or any(getattr(message, part) for message in getattr(frame, field))
 
 
 class Network:
