@@ -125,16 +125,20 @@ def _relayed(rng: random.Random) -> Scene:
 
 
 def _passed_on(rng: random.Random) -> Scene:
-    """Make a program in which n3 has an object of n1 from n2, which uses it no more, and reads it late."""
+    """Make a program in which n3 has a generator of n1 from n2, which uses it no more, and reads it late."""
     scene = Scene(rng)
+    generator = scene.task(0, [])
+    generator.items = [scene.make(f"t{generator.number}:{k}", [], SMALL) for k in range(6)]
+    generator.pause_s = 0.5
     for key in ("v", "w"):
-        scene.make(key, ["o"])
-    reads = scene.task(2, ["o"])
-    waits = scene.task(2, ["w"], kids=[reads], lasts=scene.within(2.0, 5.0))
+        scene.make(key, generator.names)
+    waits = scene.task(2, ["w"], lasts=scene.within(1.0, 2.0))
+    waits.reads = [(generator.names[0], 100)]
     passes = scene.task(2, ["v"], puts=["w"], kids=[waits])
-    scene.put("o", [], LARGE)
-    scene.put("v", ["o"])
+    scene.submit(generator)
+    scene.put("v", generator.names)
     scene.submit(scene.task(1, ["v"], kids=[passes]))
+    scene.ops += [("drop", key) for key in ("v", *generator.names)]
     scene.sleep(scene.within(6.0, 8.0))
     return scene
 
