@@ -30,7 +30,8 @@ def _plan(args: argparse.Namespace, seed: int) -> Any:
     skip = frozenset(map(int, filter(None, args.skip.split(","))))
     if args.family in AIMS:
         machines = "lost" in args.family
-        return Plan(seed, AIMS[args.family].nodes, 0, 1, 0, machines, True, skip, args.family)
+        aim = AIMS[args.family]
+        return Plan(seed, aim.nodes, 40, 1 if aim.scene else 4, 0, machines, True, skip, args.family)
     if not args.mixed:
         return Plan(
             seed, args.nodes, args.tasks, args.drivers, args.faults, args.machines, args.retries, skip, args.family

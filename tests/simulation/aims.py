@@ -92,18 +92,24 @@ class Scene(Program):
 # ---- programs ----
 
 
-def _relayed(rng: random.Random) -> Scene:
-    """Make a program in which n1 knows a value of n3 by two names with one offer, both of which n4 and n5 use.
+def _relayed(rng: random.Random, reads: float = 0.5, others: float = 0.5, cancels: float = 0.5) -> Scene:
+    """Make a program in which n1 knows a value of n3 by two names with one offer, both of which n4 uses.
 
     n1 has the value as a result, and as what came back over n2 and n3.
+
+    Args:
+        rng: chooses durations.
+        reads: how often n4 reads it by both names.
+        others: how often n5 reads it, too.
+        cancels: how often n4 does not need the first name any more.
     """
     scene = Scene(rng)
     value = scene.task(2, [], nbytes=LARGE)
     hot = value.results[0]
     for key in ("v", "w", "x", "y"):
         scene.make(key, [hot])
-    kids = [scene.task(where, ["y"], lasts=scene.within(0.1, 4.0)) for where in (3, 4)]
-    kids += [scene.task(3, [hot], lasts=scene.within(0.0, 1.0))] * (rng.random() < 0.5)
+    kids = [scene.task(where, ["y"], lasts=scene.within(0.1, 4.0) if reads else 4.0) for where in (3, 4)]
+    kids += [scene.task(3, [hot], lasts=scene.within(0.0, 1.0))] * (rng.random() < reads)
     back = scene.task(0, ["x"], puts=["y"], kids=kids)
     third = scene.task(2, ["w"], back.results, puts=["x"], kids=[back])
     second = scene.task(1, ["v"], third.results, puts=["w"], kids=[third])
@@ -112,13 +118,13 @@ def _relayed(rng: random.Random) -> Scene:
     scene.submit(second)
     scene.get(*second.results, *third.results, *back.results)
     scene.sleep(scene.within(0.0, 0.3))
-    if rng.random() < 0.6:
+    if rng.random() < others:
         scene.submit(scene.task(4, [hot]))
         scene.sleep(scene.within(0.0, 0.1))
     wanting = scene.task(3, [hot])
     scene.submit(wanting)
-    if rng.random() < 0.7:
-        scene.sleep(scene.within(0.0, 1.0))
+    if rng.random() < cancels:
+        scene.sleep(scene.within(0.0, 0.8))
         scene.cancel(wanting)
     scene.sleep(scene.within(1.0, 4.0))
     return scene
@@ -158,7 +164,7 @@ def _circle(rng: random.Random) -> Scene:
     return scene
 
 
-def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: float = 0.0) -> Scene:
+def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: float = 0.0, soon: float = 0.0) -> Scene:
     """Make a program in which n1 keeps an object of n2, and tasks of n2 name it to n1 again, all but the first one.
 
     Args:
@@ -166,6 +172,7 @@ def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: fl
         holds: what the object holds.
         names: whether they do.
         reads: how many of them read it.
+        soon: how much earlier they begin.
     """
     scene = Scene(rng)
     for key in holds:
@@ -177,7 +184,7 @@ def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: fl
         key, lasts = scene.make(f"z{k}", ["o"]), rng.choice((0.0, 1.0, 2.0))
         args = [] if not names else ["o"] if rng.random() < reads else [key]
         again = scene.task(0, args, lasts=lasts)
-        kids.append(scene.task(1, ["w"], puts=[key], kids=[again], lasts=scene.within(0.3, 2.5)))
+        kids.append(scene.task(1, ["w"], puts=[key], kids=[again], lasts=scene.within(0.3, 2.5) * (1 - soon)))
     first = scene.task(1, [], ["o"], puts=[*holds, "o", "w"], kids=kids)
     scene.submit(first)
     scene.get(*first.results)
@@ -191,9 +198,17 @@ _RENAMED = Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e6, 1e5), d
                   scene=lambda rng: _renamed(rng, []), strikes=(
                       Strike("task", 2, 1, (1,), 0.01, (("break_between", 2, 1, (1.0, 4.0)),)),
                   ))  # fmt: skip
+# Nodes get more tasks than they can run, know late how busy others are, and send results late: tasks come back.
+_BACK = Family(Shape((LARGE,), 1, 0.0, (0,), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,), cpus=(0,)), tidy_s=(0.1,),
+               delay_s=(0.1, 0.4), late=(0.9, 0.4))
 AIMS = {
     "relayed": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e5, 3e4), delay_s=(0.001, 0.02), nodes=5,
                       scene=_relayed),
+    "stopped": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(3e4,), delay_s=(0.001, 0.02), nodes=5,
+                      scene=lambda rng: _relayed(rng, 0.0, 0.0, 1.0)),
+    "stopped, and its turn comes": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(3e4,),
+                                          delay_s=(0.001, 0.02), nodes=5,
+                                          scene=lambda rng: _relayed(rng, 0.0, 1.0, 1.0)),
     "passed on": Family(tidy_s=(0.1,), idle_s=(4.0,), bytes_a_second=(1e8, 1e5), nodes=3, scene=_passed_on),
     "circle": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e5, 3e4), nodes=2, scene=_circle),
     "renamed": _RENAMED,
@@ -203,12 +218,16 @@ AIMS = {
     "renamed, and lost": replace(_RENAMED, scene=lambda rng: _renamed(rng, [], reads=0.5), strikes=(
         *_RENAMED.strikes, Strike("claim", 1, 2, (1,), 1.0, (("lose_node", 2),)),
     )),
-    "crossing": replace(_RENAMED, bytes_a_second=(1e5, 3e4), scene=lambda rng: _renamed(rng, ["q"], reads=0.5), strikes=(
-        Strike("value", 2, 1, (1, 1, 2), 0.2, (("break_between", 2, 1, (0.0, 0.05)),)),
+    "crossing": replace(_RENAMED, bytes_a_second=(3e4,), scene=lambda rng: _renamed(rng, ["q"], soon=0.6), delay_s=(0.1, 0.3), strikes=(
+        Strike("value", 2, 1, (1, 1, 2), 0.4, (("break_between", 2, 1, (0.0, 0.05)),)),
     )),
     "claimed twice": replace(_RENAMED, scene=lambda rng: _renamed(rng, [], names=False), delay_s=(0.001, 0.02), strikes=(
         Strike("task", 2, 1, (1,), 0.01, (("break_between", 2, 1, (0.0, 0.05)),)),
         Strike("claim", 1, 2, (1,), 0.0, (("stall", 2, (1.0, 2.0)), ("break_later", 2, 1, 0.3, (5.0, 8.0)))),
         Strike("claim", 1, 2, (1,), 0.0, (("stall", 2, (2.5, 4.0)),)),
+    )),
+    "back again": replace(_BACK, nodes=2),
+    "back, and absent": replace(_BACK, nodes=3, strikes=(
+        *(Strike("value.yours", 1 + k % 3, 0, (1,), 0.0, (("break_receiver", (0.5, 2.0)),)) for k in range(6)),
     )),
 }  # fmt: skip
