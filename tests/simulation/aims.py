@@ -198,9 +198,9 @@ _RENAMED = Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e6, 1e5), d
                   scene=lambda rng: _renamed(rng, []), strikes=(
                       Strike("task", 2, 1, (1,), 0.01, (("break_between", 2, 1, (1.0, 4.0)),)),
                   ))  # fmt: skip
-# Nodes get more tasks than they can run, know late how busy others are, and send results late: tasks come back.
-_BACK = Family(Shape((LARGE,), 1, 0.0, (0,), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,), cpus=(0,)), tidy_s=(0.1,),
-               delay_s=(0.1, 0.4), late=(0.9, 0.4))
+# Tasks are forwarded again and again, also back to their owner, and the results are sent late.
+_BACK = Family(Shape((LARGE,), 1, 0.0, (0,), (0.05, 0.2, 0.5), 0.1, (0.0, 0.01), (1,), cpus=(0,), cancel=0.0),
+               tidy_s=(0.1,), delay_s=(0.001, 0.02), late=(0.9, 0.4), restless=True)
 AIMS = {
     "relayed": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e5, 3e4), delay_s=(0.001, 0.02), nodes=5,
                       scene=_relayed),

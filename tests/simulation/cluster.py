@@ -48,7 +48,7 @@ from fastrt.store import unread
 from fastrt.tasks import actor_records, cancel
 from fastrt.tasks.actor_handle import ActorPlan
 
-from . import invariants, spilling
+from . import invariants, spilling, strikes
 from .aims import AIMS
 from .families import family_of
 from .faults import BEGIN_S, Faults
@@ -60,7 +60,6 @@ from .network import Network
 from .node import PARTS_ARE_LOST, Node
 from .program import VALUE, Program
 from .reserving import Reserving
-from .strikes import Strikes
 from .world import Files, Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
@@ -309,7 +308,7 @@ class Cluster:
             node = self.nodes[k % len(self.nodes)]
             world.after(world.rng.random(), partial(self._start_driver, node, ops, k))
         last = Faults(self).plan_all()
-        Strikes(self, self.family.strikes).next()
+        strikes.Strikes(self, self.family.strikes).next()
         if self.family.standbys:
             world.after(0.0, Agreeing(self).look)
         self.calm_at = BEGIN_S + last
@@ -357,10 +356,6 @@ class Cluster:
         """Start the head; another one ran before, if any."""
         self.head = Process(self.world, "head", "head")
         self.head.start(partial(head._serve, self.head_address, "", "", self.access))
-
-    def replace_node(self, k: int) -> None:
-        """Start a node in the place of one that is lost."""
-        self.nodes[k] = Node(self, k + 1, 1 + k % 2)
 
     # ---- the end ----
 
@@ -506,6 +501,7 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (outbox, "FRAME_BYTES", 32 << 10),
         (unread, "forward", lambda tell: None),
         *files.changes(kept),
+        *strikes.changes(cluster),
     ]
 
 

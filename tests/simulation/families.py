@@ -35,6 +35,7 @@ class Family:
         scene: makes the program, in place of one that the seed chooses (`aims`).
         strikes: the faults of an aimed run.
         nodes: of an aimed run.
+        restless: whether each node forwards all tasks that no worker has begun.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -54,6 +55,7 @@ class Family:
     scene: Callable[[random.Random], Program] | None = None
     strikes: tuple[Strike, ...] = ()
     nodes: int = 0
+    restless: bool = False
 
 
 _HOT = Shape(LARGE, 3, 0.5, (0, 1, 1, 2), (0.01, 0.3, 1.5), 0.2, (0.01, 0.1, 0.3), functions=4)
@@ -175,7 +177,7 @@ FAMILIES = {
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_SAME = ("bare", "store_bytes", "spills", "falls_back", "scene", "strikes", "nodes")  # no mixture changes them
+_SAME = ("bare", "store_bytes", "spills", "falls_back", "scene", "strikes", "nodes", "restless")  # no mixture changes them
 # They need settings of their own.
 _NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved", "full", "tight")
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",

@@ -1,7 +1,8 @@
-"""The seeds that are known to find mutants, in a table beside this module, and the search for others.
+"""The seeds that find mutants: the first ones of the mutant's aim, or one of a table beside this module.
 
-A seed finds a mutant if its run fails with it, and holds without it. Any change in the order of events can make a seed
-stale: `--mutants --known` says so, and `--mutants --renew` (`make simulate MUTANTS=renew`) searches another one.
+A seed finds a mutant if its run fails with it, and holds without it. Any change in the order of events can make a known
+seed stale: then the first seeds of its family are tried. `--mutants --known` says which mutants are not found so, and
+`--mutants --renew` (`make simulate MUTANTS=renew`) searches further.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .mutants import MUTANTS, Mutant, install
 TABLE = Path(__file__).with_name("known_seeds.json")
 FOUND_LEAST = 0.95  # of the mutants
 CHUNK = 4  # seeds that one process runs
+FIRST = 40  # seeds of the family that a mutant's aim names, or its known seed
 
 
 class Seed(NamedTuple):
@@ -152,22 +154,32 @@ def judge(hunt: Hunt, args: Any) -> int:
     """Carry out `--mutants` with its options; return the exit status."""
     known = read()
     chosen = [mutant for mutant in MUTANTS if args.only in mutant.name]
-    named = [mutant for mutant in chosen if mutant.name in known]
+    aims = {one.name: one.aim or known[one.name].family for one in chosen if one.aim or one.name in known}
+    named = [mutant for mutant in chosen if mutant.name in aims]
 
     def chunks(name: str) -> Iterator[list[Seed]]:
-        yield [known[name]] if name in known else []
+        if name in known:
+            yield [known[name]]
+        if name in aims:
+            yield from _chunks(aims[name], args.seed, FIRST)
         if not args.known and not args.renew:
-            for begin in range(args.seed, args.seed + args.seeds, CHUNK):
-                yield [Seed(args.family, one) for one in range(begin, min(begin + CHUNK, args.seed + args.seeds))]
+            yield from _chunks(args.family, args.seed, args.seeds)
 
     found = hunt.all(named if args.known or args.renew else chosen, chunks, float("inf"))
     if args.known:
-        stale = [mutant.name for mutant in named if mutant.name not in found]
-        sys.stdout.write(f"mutants with a known seed: {len(named)} of {len(chosen)}; stale: {len(stale)} {stale}\n")
-        return bool(stale)
+        missed = [mutant.name for mutant in named if mutant.name not in found]
+        sys.stdout.write(f"mutants with an aim or a seed: {len(named)} of {len(chosen)}; missed: {missed}\n")
+        return len(found) < FOUND_LEAST * len(chosen)
     if args.renew:
         found |= hunt.renew([mutant for mutant in chosen if mutant.name not in found], known, args.seconds)
         names = {mutant.name for mutant in chosen}
-        write({name: one for name, one in known.items() if name not in names} | found)
-    sys.stdout.write(f"mutants found: {len(found)} of {len(chosen)}\n")
+        aimed = {mutant.name for mutant in chosen if mutant.aim}
+        write({name: one for name, one in (known | found).items() if name not in names or name in found.keys() - aimed})
+    stale = [name for name, one in known.items() if name in found and found[name] != one]
+    sys.stdout.write(f"mutants found: {len(found)} of {len(chosen)}; stale seeds: {stale}\n")
     return len(found) < FOUND_LEAST * len(chosen)
+
+
+def _chunks(family: str, first: int, count: int) -> Iterator[list[Seed]]:
+    for begin in range(first, first + count, CHUNK):
+        yield [Seed(family, one) for one in range(begin, min(begin + CHUNK, first + count))]

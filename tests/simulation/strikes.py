@@ -6,11 +6,15 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fastrt.cluster import pressure
+
 from .network import Trap
+from .node import Node
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
+ROOM = 4  # for tasks of other nodes, on a node that forwards all
 BACK_S = 1.0  # until another node comes in the place of one that is lost
 
 
@@ -105,4 +109,18 @@ class Strikes:
         if found.alive:
             found.lose()
             cluster.lost.append(found)
-            cluster.world.after(BACK_S, lambda: cluster.replace_node(node - 1))
+            cluster.world.after(BACK_S, lambda: cluster.nodes.__setitem__(node - 1, Node(cluster, node, 1 + node % 2)))
+
+
+def changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
+    """The replacements of an aimed run, for `patched`: in some, each node forwards all tasks that no worker has begun.
+
+    Args:
+        cluster: the simulated cluster.
+    """
+
+    def forward_all(self: pressure.Pressure, now: float, queued: int, idle: int, done: int) -> int:
+        self.room = ROOM
+        return queued
+
+    return [(pressure.Pressure, "excess", forward_all)] if cluster.family.restless else []
