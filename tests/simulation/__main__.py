@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--mutant", default="", help="with a fault put in")
     parser.add_argument("--only", default="", help="the mutants with these words in their names")
     parser.add_argument("--mutants", action="store_true", help="all of them, each until it is found")
-    parser.add_argument("--known", action="store_true", help="only those with a known seed, and only that seed")
+    parser.add_argument("--known", action="store_true", help="only known seeds, and the first ones of aims")
     parser.add_argument("--renew", action="store_true", help="as --known; then search others for --seconds, write them")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the story")
     args = parser.parse_args()

@@ -501,7 +501,6 @@ def _changes(cluster: Cluster) -> list[tuple[Any, str, Any]]:
         (outbox, "FRAME_BYTES", 32 << 10),
         (unread, "forward", lambda tell: None),
         *files.changes(kept),
-        *strikes.changes(cluster),
     ]
 
 
@@ -511,7 +510,10 @@ def simulated(cluster: Cluster) -> Iterator[io.StringIO]:
     err = io.StringIO()
     gc.disable()
     try:
-        with contextlib.redirect_stderr(err), patched(*_changes(cluster), *spilling.changes(cluster)):
+        with (
+            contextlib.redirect_stderr(err),
+            patched(*_changes(cluster), *spilling.changes(cluster), *strikes.changes(cluster)),
+        ):
             try:
                 yield err
             finally:  # while threads are the simulator's: code of killed processes ends in its `finally` blocks here

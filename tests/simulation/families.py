@@ -177,7 +177,8 @@ FAMILIES = {
 
 
 MIXTURE = "mixture"  # the name of the family whose settings come from the other ones
-_SAME = ("bare", "store_bytes", "spills", "falls_back", "scene", "strikes", "nodes", "restless")  # no mixture changes them
+# Settings that no mixture changes
+_SAME = ("bare", "store_bytes", "spills", "falls_back", "scene", "strikes", "nodes", "restless")
 # They need settings of their own.
 _NOT_MIXED = ("standby", "heirs", "leaves", "groups", "regrouped", "reserved", "full", "tight")
 _FAULTS = ("break", "break", "break_at", "break_at", "kill_uplink", "kill_at", "kill_and_cut", "kill_worker", "cut",

@@ -257,7 +257,7 @@ class Trap:
     """A fault that comes with a message.
 
     Attributes:
-        kind: of the message: a field of a frame, and perhaps a field that it sets, as in "value.yours".
+        kind: of the message: a field of a frame.
         left: how many of them are to come.
         delay_s: from the message, as it is sent, to the fault.
         then: called with the receiver's host.
@@ -274,10 +274,7 @@ class Trap:
 
     def is_for(self, receiver: str, frame: Any) -> bool:
         """Return whether a frame has such a message."""
-        field, _, part = self.kind.partition(".")
-        if self.receiver not in ("", receiver) or field not in {found.name for found, _ in frame.ListFields()}:
-            return False
-        return not part or any(getattr(message, part) for message in getattr(frame, field))
+        return self.receiver in ("", receiver) and self.kind in {field.name for field, _ in frame.ListFields()}
 
 
 class Network:

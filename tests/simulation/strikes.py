@@ -75,14 +75,6 @@ class Strikes:
     def _seconds(self, between: tuple[float, float]) -> float:
         return self._rng.uniform(*between)
 
-    def break_receiver(self, stream: Any, between: tuple[float, float]) -> None:
-        """Break the streams of the message's receiver to nodes other than its sender."""
-        hosts = [one.host for one in stream.processes]
-        for node in self._cluster.nodes:
-            if node.host not in hosts:
-                for receiver in hosts:
-                    self._network.reset(receiver, node.host, self._seconds(between))
-
     def break_between(self, stream: Any, first: int, second: int, between: tuple[float, float]) -> None:
         """Break the streams between two nodes; the second notices later."""
         self._network.reset(f"n{first}", f"n{second}", self._seconds(between))

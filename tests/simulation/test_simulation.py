@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from .aims import AIMS
+from .families import FAMILIES
 from .mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,16 @@ def test_growth_is_printed_for_each_size():
 def test_every_mutant_still_applies():
     for mutant in MUTANTS:
         assert mutant.path.read_text().count(mutant.old) == 1, mutant.name
+        assert not mutant.aim or mutant.aim in AIMS, mutant.name
+    assert not set(AIMS) & set(FAMILIES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("aim", AIMS)
+def test_aimed_runs_hold(aim):
+    ran = simulate("--seed", "100", "--seeds", "40", "--family", aim, "--no-shrink", "--jobs", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.long
@@ -104,7 +116,7 @@ def test_many_seeds_hold(first, count):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_known_seeds_find_their_mutants():
-    """Fails when a seed has become stale: `make simulate MUTANTS=renew` searches another one."""
+def test_aims_and_known_seeds_find_mutants():
+    """Fails when too many seeds have become stale: `make simulate MUTANTS=renew` searches others."""
     ran = simulate("--mutants", "--known", "--jobs", "2")
     assert ran.returncode == 0, "run `make simulate MUTANTS=renew`\n" + ran.stdout + ran.stderr
