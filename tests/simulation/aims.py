@@ -84,7 +84,7 @@ class Scene(Program):
         """Have the driver read objects; it knows what they hold then."""
         self.ops += [("get", key) for key in keys]
 
-    def sleep(self, seconds: float) -> None:
+    def rest(self, seconds: float) -> None:
         """Have the driver wait."""
         self.ops.append(("sleep", seconds))
 
@@ -117,16 +117,16 @@ def _relayed(rng: random.Random, reads: float = 0.5, others: float = 0.5, cancel
     scene.put("v", [hot])
     scene.submit(second)
     scene.get(*second.results, *third.results, *back.results)
-    scene.sleep(scene.within(0.0, 0.3))
+    scene.rest(scene.within(0.0, 0.3))
     if rng.random() < others:
         scene.submit(scene.task(4, [hot]))
-        scene.sleep(scene.within(0.0, 0.1))
+        scene.rest(scene.within(0.0, 0.1))
     wanting = scene.task(3, [hot])
     scene.submit(wanting)
     if rng.random() < cancels:
-        scene.sleep(scene.within(0.0, 0.8))
+        scene.rest(scene.within(0.0, 0.8))
         scene.cancel(wanting)
-    scene.sleep(scene.within(1.0, 4.0))
+    scene.rest(scene.within(1.0, 4.0))
     return scene
 
 
@@ -145,7 +145,7 @@ def _passed_on(rng: random.Random) -> Scene:
     scene.put("v", generator.names)
     scene.submit(scene.task(1, ["v"], kids=[passes]))
     scene.ops += [("drop", key) for key in ("v", *generator.names)]
-    scene.sleep(scene.within(6.0, 8.0))
+    scene.rest(scene.within(6.0, 8.0))
     return scene
 
 
@@ -164,7 +164,9 @@ def _circle(rng: random.Random) -> Scene:
     return scene
 
 
-def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: float = 0.0, soon: float = 0.0) -> Scene:
+def _renamed(
+    rng: random.Random, holds: list[str], names: bool = True, reads: float = 0.0, soon: float = 0.0, count: int = 6
+) -> Scene:
     """Make a program in which n1 keeps an object of n2, and tasks of n2 name it to n1 again, all but the first one.
 
     Args:
@@ -173,6 +175,7 @@ def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: fl
         names: whether they do.
         reads: how many of them read it.
         soon: how much earlier they begin.
+        count: of these tasks; a single one ends at once.
     """
     scene = Scene(rng)
     for key in holds:
@@ -180,15 +183,15 @@ def _renamed(rng: random.Random, holds: list[str], names: bool = True, reads: fl
     scene.make("o", holds, LARGE)
     scene.make("w", ["o"])
     kids = [scene.task(1, [], kids=[scene.task(0, [])], lasts=0.3)]
-    for k in range(6):
-        key, lasts = scene.make(f"z{k}", ["o"]), rng.choice((0.0, 1.0, 2.0))
+    for k in range(count):
+        key, lasts = scene.make(f"z{k}", ["o"]), rng.choice((0.0, 1.0, 2.0)) * (count > 1)
         args = [] if not names else ["o"] if rng.random() < reads else [key]
         again = scene.task(0, args, lasts=lasts)
         kids.append(scene.task(1, ["w"], puts=[key], kids=[again], lasts=scene.within(0.3, 2.5) * (1 - soon)))
     first = scene.task(1, [], ["o"], puts=[*holds, "o", "w"], kids=kids)
     scene.submit(first)
     scene.get(*first.results)
-    scene.sleep(scene.within(6.0, 8.0))
+    scene.rest(scene.within(6.0, 8.0))
     return scene
 
 
@@ -212,9 +215,13 @@ AIMS = {
     "passed on": Family(tidy_s=(0.1,), idle_s=(4.0,), bytes_a_second=(1e8, 1e5), nodes=3, scene=_passed_on),
     "circle": Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e5, 3e4), nodes=2, scene=_circle),
     "renamed": _RENAMED,
-    "renamed, and the uplink": replace(_RENAMED, strikes=(
-        *_RENAMED.strikes, Strike("release", 1, 2, (1, 2, 3, 4), 0.05, (("kill_uplink", 2),)),
-    )),
+    "renamed, and the uplink": replace(
+        _RENAMED, scene=lambda rng: _renamed(rng, [], soon=0.6, count=1), tidy_s=(0.1,), delay_s=(0.001, 0.02),
+        strikes=(
+            Strike("task", 2, 1, (1,), 0.01, (("break_between", 2, 1, (4.0, 7.0)),)),
+            Strike("release", 1, 2, (1, 2), 0.3, (("kill_uplink", 2),)),
+        ),
+    ),
     "renamed, and lost": replace(_RENAMED, scene=lambda rng: _renamed(rng, [], reads=0.5), strikes=(
         *_RENAMED.strikes, Strike("claim", 1, 2, (1,), 1.0, (("lose_node", 2),)),
     )),
