@@ -123,7 +123,7 @@ MUTANTS = (
     gone("actors: process of the dead kept", "recovery.pyx", "actors_of_dead(x, v)"),
     Mutant("actors: taken calls not looked for", "actors.pyx",
            "    a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox\n", ""),
-    gone("actors: object counted for good", "actors.pyx", "check(_uncount(x, actor))"),
+    gone("actors: object counted for good", "actors.pyx", "check(actor_uncount(x, actor))"),
     gone("actors: counts not mended after a death while making one", "actors.pyx", "links_recount(x)"),
     Mutant("calls: ready before it is pushed", "submission.pyx",
            "    mailbox_push(x, actor, t)\n"

@@ -91,7 +91,7 @@ class Populator:
         self._huge = huge
         self._ahead = 0 if placement == "local" else ahead
         self._begin_at = time.monotonic() + _START_S
-        self._waits = self._ahead > 0
+        self._waits = self._is_low = self._ahead > 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._next = self._end = 0
@@ -113,7 +113,7 @@ class Populator:
         return max(0.0, self._begin_at - time.monotonic()) if self._waits else 1.0
 
     def tend(self, used: int, committed: int, most: int) -> None:
-        """Start threads if less than half of the memory is ready that should be.
+        """Start threads if less than half of the memory is ready that should be, and until all of it is.
 
         Args:
             used, committed, most: bytes, as `arena.room` counts them.
@@ -122,8 +122,8 @@ class Populator:
             return
         self._waits = False
         missing = min(most, used + self._ahead) - committed
-        has_enough = missing <= 0 or committed - used >= self._ahead // 2
-        if not self._ahead or has_enough or any(thread.is_alive() for thread in self._threads):
+        self._is_low = missing > 0 and (self._is_low or committed - used < self._ahead // 2)
+        if not self._ahead or not self._is_low or any(thread.is_alive() for thread in self._threads):
             return
         steps = (missing + COMMIT_BYTES - 1) // COMMIT_BYTES
         self._next = committed

@@ -205,9 +205,7 @@ def init(
         address = find_session(address, more.get("runtime_dir") or variables.runtime_dir(folder))
     if address is not None and address.startswith("ray://"):
         raise UnsupportedError(refuse(f"client for {address!r}", "a program runs on a node of its cluster"))
-    of_node = [name for name in _OF_NODES if more.get(name)]
-    if of_node and address not in (None, "local"):
-        raise ConfigError(f"settings of the node, which runs already: {', '.join(of_node)}; leave them out")
+    _check_node(address, more)
     settings = _settings(more)
     settings |= {} if log_to_driver is None else {"log_to_driver": log_to_driver}
     settings |= {} if labels is None else {"labels": labels}
@@ -224,6 +222,13 @@ def init(
     except AttachError as exc:
         raise NoSessionError(str(exc)) from None
     return RayContext(runtime)
+
+
+def _check_node(address: str | None, more: Mapping[str, Any]) -> None:
+    """Refuse settings of a node where there is one to join, as Ray does."""
+    of_node = [name for name in _OF_NODES if more.get(name)]
+    if of_node and address not in (None, "local"):
+        raise ConfigError(f"settings of the node, which runs already: {', '.join(of_node)}; leave them out")
 
 
 def _of_node(
