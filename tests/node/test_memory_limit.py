@@ -260,7 +260,7 @@ NEWEST = """
 
     with fastrt.init(num_workers=1, object_store_memory="16MiB", memory_threshold=0.8, populate_bytes=0):
         old, new = Hoard.remote(), Hoard.remote()
-        print(fastrt.get([old.grow.remote(50), new.grow.remote(1)], timeout=60))
+        print(fastrt.get([old.grow.remote(35), new.grow.remote(1)], timeout=60))
         try:
             fastrt.get(new.grow.remote(50), timeout=60)
         except fastrt.ActorDiedError as error:
@@ -270,7 +270,7 @@ NEWEST = """
 
 
 def test_newest_of_two_actors_is_ended_though_it_is_the_smaller(program, group):
-    assert program(NEWEST, GROUP=str(group)).finish()[0] == "[50, 1]\nTrue\n50\n"
+    assert program(NEWEST, GROUP=str(group)).finish()[0] == "[35, 1]\nTrue\n35\n"
 
 
 def candidate(pid, mib=100, loses=1, age=0):

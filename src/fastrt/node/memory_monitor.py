@@ -30,6 +30,7 @@ _FILL_BYTES_S = 2 << 30
 _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
 _WORTH_BYTES = 16 << 20  # the end of a process with less memory of its own helps little
 _WORTH_PART = 10  # and so does that of one with less than a tenth of the largest
+_REPLACED_S = 10.0  # after the end of an idle worker: the one in its place would free as little
 _BEFORE_TASKS = 1 << 62  # more than any time of a start
 _ROWS_MAX = 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -89,7 +90,7 @@ class MemoryMonitor:
 
     def __init__(self, client: Client, threshold: float, actor_of: dict[int, int], say: Callable[[str], None]) -> None:
         self._client, self._threshold, self._actor_of, self._say = client, threshold, actor_of, say
-        self._due = 0.0
+        self._due = self._idle_due = 0.0
         self._stories: dict[int, str] = {}  # by pid, of processes that were ended and are not buried
 
     def patience_s(self) -> float:
@@ -107,7 +108,7 @@ class MemoryMonitor:
         if level is None or self._stories:
             return
         found = self._candidates()
-        chosen = choose(found)
+        chosen = choose([one for one in found if one.loses or now >= self._idle_due])
         if chosen is None:
             self._due = now + _LOOK_MAX_S
             return
@@ -115,6 +116,8 @@ class MemoryMonitor:
             f"was ended by fastrt {LACK}: {level.where} uses {level.used // _MIB:,} of {level.limit // _MIB:,} MiB, "
             f"more than {self._threshold:.0%} (memory_threshold)"
         )
+        if not chosen.loses:
+            self._idle_due = now + _REPLACED_S
         rows = sorted(found, key=lambda one: -one.nbytes)[:_ROWS_MAX]
         lines = [f"  {one.nbytes // _MIB:>8,} MiB  pid {one.pid:<8} {one.what}" for one in rows]
         self._stories[chosen.pid] = "\n".join([how, "memory of workers and actors at that moment:", *lines])
