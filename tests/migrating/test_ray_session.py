@@ -442,6 +442,22 @@ def test_program_without_a_namespace_has_one_of_its_own(program):
     assert one.finish()[0] == "done\n"
 
 
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_equal_lines_are_printed_each_or_folded(program, value):
+    one = program(
+        """
+        import os
+        from fastrt import ray
+        os.environ["RAY_DEDUP_LOGS"] = os.environ["VALUE"]
+        with ray.init(num_cpus=1, object_store_memory=64 << 20):
+            ray.get([ray.remote(print).remote("the same") for _ in range(5)], timeout=30)
+        """,
+        VALUE=value,
+    )
+    output = "".join(one.finish())
+    assert (output.count("the same") == 5) == (value == "0"), output
+
+
 def test_variables_of_ray_change_the_node(program, runtime_dir):
     one = program(
         """

@@ -242,7 +242,7 @@ def _of_node(
     if address in (None, "local") and not os.environ.get(driver.ADDRESS):
         resources = variables.override(about, resources)
         folder = variables.runtime_dir(folder or os.environ.get(variables.FOLDER))
-        settings = settings if folder is None else {"runtime_dir": folder, **settings}
+        settings = {**variables.of_output(), **({} if folder is None else {"runtime_dir": folder}), **settings}
     settings |= {} if about["memory"] is None else {"memory": amount("memory", about["memory"])}
     return {
         "num_workers": amount("num_cpus", about["CPU"]),

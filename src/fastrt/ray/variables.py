@@ -11,6 +11,7 @@ from fastrt.foreign_text import read_object
 
 FOLDER = "RAY_TMPDIR"
 _OVERRIDE = "RAY_OVERRIDE_RESOURCES"
+_FOLDING = "RAY_DEDUP_LOGS"
 _OWN_FOLDER = "FASTRT_RUNTIME_DIR"
 
 
@@ -25,6 +26,11 @@ def runtime_dir(temporary: str | None) -> str | None:
         return None
     folder = os.path.join(os.path.abspath(temporary), f"fastrt-{os.getuid()}")
     return folder if len(os.fsencode(folder)) <= RUNTIME_BYTES_MAX else None
+
+
+def of_output() -> dict[str, bool]:
+    """Return the setting for which RAY_DEDUP_LOGS=0 stands: each line of the workers is printed."""
+    return {"log_fold": False} if os.environ.get(_FOLDING) == "0" else {}
 
 
 def override(about: dict[str, Any], resources: Mapping[str, float] | None) -> Mapping[str, float] | None:
