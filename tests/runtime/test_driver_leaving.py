@@ -93,8 +93,9 @@ def test_daemon_that_cannot_tell_its_starter_where_it_listens_leaves_nothing(pro
     driver = program("import fastrt, threading; fastrt.init(2, '32MiB'); threading.Event().wait(100)")
 
     def daemons() -> list[psutil.Process]:
-        children = psutil.Process(driver.pid).children(recursive=True)
-        return [child for child in children if child.name() == "fastrt-daemon"]
+        children = {child.pid for child in psutil.Process(driver.pid).children(recursive=True)}
+        named = psutil.process_iter(["name"])  # without those that end meanwhile
+        return [one for one in named if one.pid in children and one.info["name"] == "fastrt-daemon"]
 
     wait_until(daemons, "the daemon to start")
     (daemon,) = daemons()
