@@ -18,7 +18,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, handles, mapped, pending, remote, spill
 from fastrt._core.repair import recovery
-from fastrt._core.tasks import actors, admission, tasks
+from fastrt._core.tasks import actors, admission, orphan_tasks, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 
@@ -225,9 +225,13 @@ class Victim:
         if task != tasks.NO_TASK and work.seed_of(c, task) != 6002:
             work.perform(c, f, task)  # somebody else has run ours meanwhile, and the record has another tenant
         elif task != tasks.NO_TASK:
-            tasks.cancel_task(c, task, tasks.info(c, task)["id"] + 1)  # another tenant's
-            tasks.cancel_task(c, task, tasks.info(c, task)["id"], False, True)
-            tasks.cancel_task(c, task, tasks.info(c, task)["id"], True)
+            about = tasks.info(c, task)
+            tasks.begin_path(c, about["path"] ^ 1 << 63)  # the next one is a child of the task
+            work.submit(c, f, INT, 6003)
+            orphan_tasks.orphan_children(c, task, about["id"])
+            tasks.cancel_task(c, task, about["id"] + 1)  # another tenant's
+            tasks.cancel_task(c, task, about["id"], False, True)
+            tasks.cancel_task(c, task, about["id"], True)
             work.fail(c, task)
         for k in range(540):  # each leaves a stale cell: the ring is full of them and swept
             what, task, _ = tasks.cancel(c, work.submit(c, f, INT, 6100 + k)[0])
