@@ -119,7 +119,7 @@ def test_many_seeds_hold(first, count):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_aims_and_known_seeds_find_mutants():
     """Fails when too many seeds have become stale: `make simulate MUTANTS=renew` searches others."""
     ran = simulate("--mutants", "--known", "--jobs", "2")
