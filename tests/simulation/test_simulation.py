@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1750, check=False)
 
 
 def test_seeds_hold_and_repeat():
