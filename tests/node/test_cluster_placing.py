@@ -1,4 +1,4 @@
-"""What goes where on real nodes: what needs no CPU, tasks of one CPU, and actors without demands."""
+"""Real nodes choose places for tasks without CPUs, for tasks of one CPU, and for actors without demands."""
 
 import threading
 from collections import Counter

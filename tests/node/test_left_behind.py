@@ -1,4 +1,4 @@
-"""What killed drivers, workers and nodes' handles leave in a cluster: waiting actors, groups and forwarded tasks."""
+"""A cluster ends the waiting actors, the groups and the forwarded tasks of drivers and actors that were killed."""
 
 import os
 import subprocess
