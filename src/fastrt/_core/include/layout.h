@@ -110,7 +110,6 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_BINS 32              /* lists of free runs, by the logarithm of the run's length */
 #define FRT_OWNER_TASK 0x80000000u /* an owner word is entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to this size live in the entry itself */
-#define FRT_CHILDREN_MAX (1u << 24) /* of a task: their paths come after FRT_PATH_STEP times its own, no others do */
 #define FRT_PATH_STEP 0x9E3779B97F4A7C15ULL /* odd: sums of its powers with small factors all differ */
 #define FRT_TASK_INLINE_BYTES 160
 #ifdef FRT_FAILPOINTS /* small sizes, so that the small workloads of a kill test reach every growth step */
@@ -418,7 +417,8 @@ typedef struct {
  * `word` is changed by the actor's process (STARTING, LIVE), by recovery (DOWN) and by the daemon (the rest). A caller
  * stores READY and then checks for DEAD; the daemon stores DEAD and then looks for READY calls: so one of them ends a
  * late call. The record holds its object (COUNTED) until the instance is built, because the object says how to build
- * it; a DETACHED one holds it until the end. Who sees the later of "swept" and "its object is gone" frees it. */
+ * it; a DETACHED one holds it until the end. The process that sees the later of "swept" and "its object is gone" frees
+ * the record. */
 typedef struct {
     uint64_t word;     /* {FRT_ACTOR_*, client, -, gen} */
     uint64_t mailbox;  /* {gen:32 | task + 1:32} of the newest call; 0: nothing new */

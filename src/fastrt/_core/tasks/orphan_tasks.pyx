@@ -12,6 +12,7 @@ from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.layout cimport *
 from fastrt._core.objects.references cimport links_unheld
 from fastrt._core.tasks.records cimport task_is_cancelled
+from fastrt._core.tasks.tasks import children
 from fastrt._core.tasks.unheld_actors cimport actor_unheld
 
 
@@ -57,64 +58,43 @@ cdef bint _is_unused(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 def orphans(Client client):
-    """Find the tasks whose process was killed: a list of (index, id)."""
+    """Find the tasks whose process was killed.
+
+    Returns:
+        (index, id) of those to whose results nothing refers, and whether there are others.
+    """
     cdef frt_ctx *x = &client.x
+    cdef uint64_t id, word
     cdef uint32_t t
+    cdef bint is_unused, has_others = False
     cdef list found = []
     client.ensure()
     for t in range(frt_tasks(x)):
-        if _is_orphan(x, t):
-            found.append((t, x.tasks[t].id))
-    return found
-
-
-def unused(Client client, list some):
-    """Divide orphans into those to whose results nothing refers, and the others. Those that have ended are in neither.
-
-    Args:
-        some: (index, id) of each.
-    Returns:
-        Two such lists.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef uint32_t t
-    cdef uint64_t id, word
-    cdef bint is_unused
-    cdef list free = [], used = []
-    client.ensure()
-    for t, id in some:
-        word = a64_load_acq(x.task_words + t) if t < frt_tasks(x) else 0
-        if word == 0 or a64_load_acq(&x.tasks[t].id) != id or not _is_orphan(x, t):
+        word = a64_load_acq(x.task_words + t)
+        if not _is_orphan(x, t):
             continue
-        is_unused = _is_unused(x, t)
+        id, is_unused = a64_load_acq(&x.tasks[t].id), _is_unused(x, t)
         # The record was the task's all the time if its generation is still the same.
-        if frt_word_gen(a64_load_acq(x.task_words + t)) == frt_word_gen(word):
-            (free if is_unused else used).append((t, id))
-    return free, used
+        if is_unused and frt_word_gen(a64_load_acq(x.task_words + t)) == frt_word_gen(word):
+            found.append((t, id))
+        else:
+            has_others = True
+    return found, has_others
 
 
 def orphan_children(Client client, uint32_t t, uint64_t id):
     """Mark what a running task has submitted as orphans, because it is cancelled.
 
     The process says whose they are: another attempt of the same task has children with the same paths.
-
-    Returns:
-        A list of (index, id).
     """
     cdef frt_ctx *x = &client.x
-    cdef uint64_t job, first, word
-    cdef uint32_t c, w
-    cdef list found = []
+    cdef uint64_t job, path, word
+    cdef uint32_t c
     client.ensure()
     if t >= frt_tasks(x):
-        return found
+        return
     word = a64_load_acq(x.task_words + t)
-    w, job, first = frt_word_client(word), x.tasks[t].job, x.tasks[t].path * FRT_PATH_STEP
-    if a64_load_acq(&x.tasks[t].id) != id or not FRT_TASK_CLAIMED <= frt_word_state(word) <= FRT_TASK_BLOCKED:
-        return found
-    for c in range(frt_tasks(x)):
-        if frt_word_state(a64_load_acq(x.task_words + c)) > FRT_TASK_RESERVED and x.tasks[c].job == job and \
-                x.tasks[c].path - first - 1 < FRT_CHILDREN_MAX and \
-                a32_cas_sc(&x.tasks[c].submitter, w + 1, FRT_ORPHAN):
-            found.append((c, x.tasks[c].id))
-    return found
+    job, path = x.tasks[t].job, x.tasks[t].path
+    if a64_load_acq(&x.tasks[t].id) == id and FRT_TASK_CLAIMED <= frt_word_state(word) <= FRT_TASK_BLOCKED:
+        for c, _, _, _ in children(client, job, path):
+            a32_cas_sc(&x.tasks[c].submitter, frt_word_client(word) + 1, FRT_ORPHAN)

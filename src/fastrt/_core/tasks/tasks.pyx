@@ -34,6 +34,7 @@ cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the first sleep does not end it: look after this time
     IDLE_S = 5  # the sleeps after that; 20 looks a second cost 0.15 % CPU, one 0.03 %
     SOURCE_BYTES_MAX = 64  # of a promise
+    CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
 NO_TASK = FRT_NOT_FOUND
@@ -591,7 +592,7 @@ def children(Client client, uint64_t job, uint64_t path):
         if frt_word_state(word) <= FRT_TASK_RESERVED:
             continue
         task = x.tasks + t
-        if task.job == job and task.path - first - 1 < FRT_CHILDREN_MAX:
+        if task.job == job and task.path - first - 1 < CHILDREN_MAX:
             row = (t, task.id, task.path, task.actor != 0)
             if a64_load_acq(x.task_words + t) == word or frt_word_gen(x.task_words[t]) == frt_word_gen(word):
                 found.append(row)
