@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fastrt._core.objects import remote
+from fastrt._core.objects import handles, remote
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import peer_stream, remote_values, value_traffic
@@ -133,6 +133,12 @@ def send_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     return noted
 
 
+def has_value(client: Any, ref: Any) -> bool:
+    """Return whether the bytes of an object's value are on this node."""
+    is_here = handles.is_ready(client, ref) and not remote.is_missing(client, ref)
+    return is_here and not handles.describe(client, ref)["error"]
+
+
 def give_up_noted(violation: Callable[[str], None]) -> Callable[..., None]:
     """Return a replacement of `RemoteValues.give_up`: no value is made again that is not used, or is here.
 
@@ -152,7 +158,7 @@ def give_up_noted(violation: Callable[[str], None]) -> Callable[..., None]:
             if not self.is_used(ref, self.needed()):
                 violation(f"object {ref.objref:#x} is made again, and nothing uses it")
             same_as = sharing.get(ref.objref)
-            if same_as is not None and not remote.is_missing(self.client, same_as):
+            if same_as is not None and has_value(self.client, same_as):
                 violation(f"object {ref.objref:#x} is made again, and object {same_as.objref:#x} has its bytes here")
             rebuild(made, origin, lost)
 

@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant("lineage: a record that keeps its own object from later on", "value_traffic",
            "        self._break_circles()\n", "", "circle"),
     Mutant("a271da1: values that share a source lost one by one", "remote_values",
-           "elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):", "elif False:",
+           "elif one.same_as is not None and self._has_value(one.same_as):", "elif False:",
            "renamed, and lost"),
     Mutant("43e0714: lineage ends with the uplink", "uplink", "self._tables.lineage.adopt(self._lineage)", "pass"),
     Mutant("5f57d72: a value of the owner fetched in a circle", "value_traffic",

@@ -360,10 +360,16 @@ class RemoteValues:
             replacement = Replacement(self._store, self, one.ref)
             if self.is_ending:
                 replacement.fail(ObjectLostError(f"an object of another node cannot be fetched any more: {why}"))
-            elif one.same_as is not None and not remote.is_missing(self._client, one.same_as):
+            elif one.same_as is not None and self._has_value(one.same_as):
                 replacement.copy_of(one.same_as)
             else:
                 self.rebuild(replacement, one.origin, why)
+
+    def _has_value(self, ref: ObjectRef) -> bool:
+        """Return whether the bytes of an object are here: not those of a stand-in that was lost or dropped itself."""
+        if not handles.is_ready(self._client, ref) or remote.is_missing(self._client, ref):
+            return False
+        return not handles.describe(self._client, ref)["error"]
 
     def _lose(self, one: Unclaimed, why: str, needed: Container[int]) -> None:
         """Have the value of a stand-in made again, if anything uses it."""
