@@ -55,7 +55,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	tests/store/test_exchange.py tests/worker/test_native_threads.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
-	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=1860
+	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=1860 --durations=30
 
 docs: .venv/.docs ## build the site in build/site/html and check its links (Sphinx)
 	$(BIN)/python docs/site/build.py
