@@ -4,7 +4,7 @@ import pytest
 
 from fastrt._core.tasks import generators
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.value_traffic import NodeTables
+from fastrt.cluster.node_tables import NodeTables
 from fastrt.errors import ObjectLostError
 from support.sides import in_loop, pair
 

@@ -8,8 +8,8 @@ import pytest
 from fastrt._core.objects import handles
 from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.node_tables import NodeTables
 from fastrt.cluster.peer_stream import Exchange
-from fastrt.cluster.value_traffic import NodeTables
 from fastrt.errors import ObjectLostError
 from fastrt.store.serialize import serialize
 from support.sides import in_loop, pair

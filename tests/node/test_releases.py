@@ -1,8 +1,8 @@
 """Objects that a peer releases early, or that are passed round: nothing stays on either node."""
 
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.node_tables import NodeTables
 from fastrt.cluster.peer_stream import Exchange
-from fastrt.cluster.value_traffic import NodeTables
 from fastrt.store.serialize import serialize
 from support.sides import in_loop, pair
 

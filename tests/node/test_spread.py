@@ -6,9 +6,9 @@ import random
 import pytest
 
 from fastrt.cluster.large_values import Native
+from fastrt.cluster.node_tables import NodeTables
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.spread import Fetch, Spread
-from fastrt.cluster.value_traffic import NodeTables
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.net.grpc.streams import Access

@@ -9,11 +9,11 @@ import pytest
 from fastrt._core.objects import handles
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
+from fastrt.cluster.node_tables import NEVER_BYTES, NodeTables, _send_order
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.remote_values import Replacement
 from fastrt.cluster.spread import Fetch
-from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables, _send_order
 from fastrt.errors import NotFoundError, ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token

@@ -26,13 +26,14 @@ from fastrt.cluster.idle import Idle
 from fastrt.cluster.leaving import PeerLeaves
 from fastrt.cluster.ledger import AcceptedTask, Ledger
 from fastrt.cluster.membership import refused_report
+from fastrt.cluster.node_tables import NodeTables
 from fastrt.cluster.outbox import Outgoing
 from fastrt.cluster.questions import Questions
 from fastrt.cluster.references import LOOKS, PeerError, References
 from fastrt.cluster.remote_actors import RemoteActor, RemoteActors
 from fastrt.cluster.sent_functions import SentFunctions
 from fastrt.cluster.standing import Standing
-from fastrt.cluster.value_traffic import NodeTables, ValueTraffic
+from fastrt.cluster.value_traffic import ValueTraffic
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store

@@ -29,6 +29,7 @@ from fastrt.cluster.head_link import HeadLink
 from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.load import Claims, LoadWatch
+from fastrt.cluster.node_tables import NEVER_BYTES, NodeTables
 from fastrt.cluster.output import OutputOfTasks
 from fastrt.cluster.peer import Helpers, Peer, to_call
 from fastrt.cluster.peer_stream import Exchange, tidy_all
@@ -37,7 +38,6 @@ from fastrt.cluster.questions import Answer, Desk, Question
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.standing import Standstill
-from fastrt.cluster.value_traffic import NEVER_BYTES, NodeTables
 from fastrt.cluster.views import Change
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.net import supervise
