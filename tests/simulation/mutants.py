@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant("stream: stand-ins of a lost stream are not made again", "remote_values",
            "            self.rebuild(made, one.origin or one.standin.origin, why)\n", "            pass\n"),
     Mutant("ended: before the last result", "ledger", "        return accepted.left == 0\n", "        return True\n"),
-    Mutant("hops: without a limit", "uplink", "_HOPS_MAX = 4 ", "_HOPS_MAX = 1 << 30 "),
+    Mutant("hops: without a limit", "forwarding", "_HOPS_MAX = 4 ", "_HOPS_MAX = 1 << 30 "),
     Mutant("idle: closed without the peer's word", "idle",
            "            if self.is_claimed or not lately:\n", "            if True:\n"),
     Mutant("inbox: nothing is written for who asked again", "inbox",

@@ -19,19 +19,19 @@ import grpc
 import grpc.aio
 
 from fastrt._core.memory.clients import KIND_WORKER, table
-from fastrt._core.tasks import admission, tally
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.borrowing import AnyOf
 from fastrt.cluster.daemon_link import Orders
 from fastrt.cluster.departure import LOOK_S, Departure
+from fastrt.cluster.forwarding import Forwarding
 from fastrt.cluster.head_link import HeadLink
 from fastrt.cluster.idle import is_used
 from fastrt.cluster.large_values import open_native
-from fastrt.cluster.load import Claims, LoadWatch
+from fastrt.cluster.load import LoadWatch
 from fastrt.cluster.node_tables import NEVER_BYTES, NodeTables
 from fastrt.cluster.output import OutputOfTasks
-from fastrt.cluster.peer import Helpers, Peer, to_call
+from fastrt.cluster.peer import Peer
 from fastrt.cluster.peer_stream import Exchange, tidy_all
 from fastrt.cluster.pressure import Pressure
 from fastrt.cluster.questions import Answer, Desk, Question
@@ -39,7 +39,7 @@ from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.standing import Standstill
 from fastrt.cluster.views import Change
-from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.errors import FastrtError
 from fastrt.net import supervise
 from fastrt.net.address import reachable
 from fastrt.net.grpc import streams
@@ -59,12 +59,7 @@ _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
-_TASKS_A_WORKER = 2  # beyond them, further nodes may begin the tasks earlier
-_CALLS_S = 0.05  # before this node looks for further nodes to connect to, while none has room for its tasks
-_LOOKING_S = 2.0  # so long after that it is sent the load of the others more often
 _AGAIN_S = 0.5  # before another attempt to connect to a node
-_HOPS_MAX = 4  # the most times a task is forwarded; without a limit a cancellation might never catch up with it
-_KEPT_A_LOOK = 64
 _END_S = 2.0  # for streams to end in order
 
 
@@ -107,16 +102,24 @@ class Uplink:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()  # stopping, and all exchanges are closed
         self._news = asyncio.Event()
-        self._called_at = -_LOOKING_S  # when it last needed further nodes for its tasks
         labels = labels_of(self._node, settings["labels"])
         self._report = _Report(
             node=self._node, name=settings["name"], workers=self._workers, labels=labels, versions=own_versions()
         )
-        self._tick = self._tidy_s = _TIDY_S
+        self._tick = _TIDY_S
+        self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._lineage: list[ObjectRef] = []  # of an earlier uplink; adopted once all of it is here
         self._load: tuple[int, ...] = ()  # forwarded, accepted and finished tasks, at the last look
-        self._claims = Claims(self._client, self._forward_all)
+        self._forwarding = Forwarding(
+            store,
+            self._waiter,
+            bool(self._workers),
+            self._peers,
+            self._exchanges,
+            self._call_soon,
+            self._look_elsewhere,
+        )
         self._reasons = Reasons(access.identity)
         self._head = HeadLink(settings["head"], access, self._report, self._reasons, self._on_change)
         self._output = OutputOfTasks(settings["name"], self._peers, self._call_soon, daemon, self._tables.jobs)
@@ -155,8 +158,7 @@ class Uplink:
             self._report.standby = reachable(self._settings["standby"], self._settings["head"])
         await self._desk.open(self._store.socket_path)
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._maintain())]
-        if not self._workers:
-            self._waiter.open(self._claims)
+        self._forwarding.begin()
         stopping = loop.create_task(self._stopping.wait())
         streams.end_with_starter(self._stopping)  # before joining, because the head may be away for long
         self._head.announce = partial(supervise.announce, address)
@@ -207,7 +209,7 @@ class Uplink:
 
     def _look_elsewhere(self) -> None:
         """Update whether the head should send this node the load of the others more often."""
-        self._head.look(self._orders.is_looking or time.monotonic() < self._called_at + _LOOKING_S)
+        self._head.look(self._orders.is_looking or self._forwarding.is_looking)
 
     def _on_kept(self, message: messages.KeptObjects) -> None:
         """Take over what an earlier uplink held: objects until other nodes claim them, and lineage."""
@@ -248,6 +250,12 @@ class Uplink:
     async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
         await self._orders.ready.wait()  # the objects that are kept for other nodes have come before
         await self._exchange(requests, context.write, None)
+
+    def _call_soon(self, peer: Peer) -> None:
+        """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
+        if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
+            peer.calling = True
+            asyncio.get_running_loop().create_task(self._call(peer))
 
     async def _call(self, peer: Peer) -> None:
         channel, agreed = None, False
@@ -350,7 +358,7 @@ class Uplink:
         elif self._tidy_s > _TIDY_S:
             self._news.set()
         self._carry_out()
-        self._forward_more()
+        self._forwarding.update_room()
 
     # ---- orders of the daemon ----
 
@@ -382,7 +390,7 @@ class Uplink:
                     if isinstance(key, ActorKey):
                         peer.exchange.remote_actors.host(key.record)
                     else:
-                        self._forward(peer, key.record)
+                        self._forwarding.forward(peer, key.record)
             elif peer.report is not None:
                 self._call_soon(peer)
 
@@ -411,7 +419,7 @@ class Uplink:
             self._call_soon(peer)
         return there, not missing
 
-    # ---- forwarding ----
+    # ---- the loop ----
 
     async def _maintain(self) -> None:
         """Forward excess tasks and clean up periodically: more often while the load changes."""
@@ -425,7 +433,7 @@ class Uplink:
                 unread.forward(self._store.tell)
             excess = self._look()
             if excess:
-                self._forward_claimed(excess)
+                self._forwarding.forward_excess(excess)
             self._tables.remote.fetch_ahead(self._workers, self._orders.ahead)
             for peer in self._peers.values():
                 if peer.output:
@@ -494,97 +502,13 @@ class Uplink:
             self._head.changed()
             self._report_free()
         if not self._workers:
-            self._forward_more()
+            self._forwarding.update_room()
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
             if self._pressure.room and not exchange.reported_room and exchange.idle.is_open:
                 exchange.out.stir()  # a node with too many tasks learns of the room without asking
         return excess
-
-    def _helpers(self, wanted: int) -> Helpers:
-        """Return the peers that have room for tasks.
-
-        Connect to further nodes if `wanted` tasks are more than that room, or than two for each worker with those that
-        the peers have.
-        """
-        named = [self._peers.get(exchange.node) for exchange in self._exchanges if exchange.workers]
-        helpers = Helpers(self._client, {id(peer): peer for peer in named if peer is not None}.values())
-        if wanted:
-            workers = sum(exchange.workers for exchange in self._exchanges)
-            forwarded = sum(exchange.ledger.forwarded for exchange in self._exchanges)
-            if helpers.room < wanted or forwarded + wanted > _TASKS_A_WORKER * workers:
-                self._call_helpers()
-        return helpers
-
-    def _call_helpers(self) -> None:
-        """Begin to connect to a few more nodes with workers: those that have no queue, and most CPUs free."""
-        now = time.monotonic()
-        if now >= self._called_at + _CALLS_S:
-            self._called_at = now
-            self._look_elsewhere()
-            for peer in to_call(self._node, self._peers.values()):
-                self._call_soon(peer)
-
-    def _call_soon(self, peer: Peer) -> None:
-        """Begin to connect to a node, unless an attempt is in progress or failed a moment ago."""
-        if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
-            peer.calling = True
-            asyncio.get_running_loop().create_task(self._call(peer))
-
-    def _forward_claimed(self, most: int) -> None:
-        """Claim up to `most` tasks and forward them."""
-        helpers = self._helpers(most)
-        kept = 0
-        while helpers.has_room() and most > 0 and kept < _KEPT_A_LOOK:
-            task = core.next_task(self._client, 0.0, 0.0)
-            if task < 0:
-                return
-            most -= 1
-            # A task with demands was admitted on this node and stays. So does one that was forwarded _HOPS_MAX times.
-            if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
-                kept += 1
-                self._give_back(task)
-                continue
-            self._forward(helpers.choose(task), task)
-
-    def _forward(self, peer: Peer, task: int) -> None:
-        assert peer.exchange is not None
-        if core.cancelled(self._client, task):  # cancelled since it was claimed
-            self._end_cancelled(task)
-            return
-        try:
-            peer.exchange.forward(task)
-        except FastrtError as exc:  # its function or arguments cannot be read: the error becomes its result
-            self._store.put_error(task, exc)
-            core.finish(self._client, task, tally.FAILED)
-
-    def _give_back(self, task: int) -> None:
-        """Put a claimed task back into the queue."""
-        if not core.give_back(self._client, task):
-            self._end_cancelled(task)
-
-    def _end_cancelled(self, task: int) -> None:
-        self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
-        core.finish(self._client, task, tally.CANCELLED)
-
-    def _forward_more(self) -> None:
-        """Update how many tasks a node without workers may claim: as many as other nodes have room for."""
-        if self._workers:
-            return
-        before, self._claims.room = self._claims.room, self._helpers(core.queued(self._client)).room
-        if self._claims.room > before == 0:
-            self._waiter.stir()
-
-    def _forward_all(self, tasks: list[int]) -> None:
-        helpers = self._helpers(len(tasks))
-        stay = {task for task in tasks if admission.is_demanding(self._client, task)}  # a worker starts for them
-        for task in tasks:
-            if task in stay or not helpers.has_room():  # if the node that had room is gone, another one gets the task
-                self._give_back(task)
-            else:
-                self._forward(helpers.choose(task), task)
-        self._claims.stop() if stay else self._forward_more()  # stop: until the next look, a worker gets them first
 
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
