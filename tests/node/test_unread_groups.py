@@ -12,7 +12,7 @@ from fastrt._core.tasks import actors
 from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.errors import InfeasibleTaskError, NotFoundError
 from fastrt.ids import PlacementGroupID
-from fastrt.node import admission, group_records, placing
+from fastrt.node import admission, group_records, group_waits, placing
 from fastrt.node.cpu_room import Workers
 from fastrt.store.client import Store
 from fastrt.tasks import functions
@@ -59,7 +59,7 @@ class Node:
 
 @pytest.fixture(params=[True, False], ids=["cluster", "alone"])
 def node(request, tmp_path, monkeypatch, drop_arguments):
-    monkeypatch.setattr(admission, "_KNOWN_S", 0.0)
+    monkeypatch.setattr(group_waits, "_KNOWN_S", 0.0)
     monkeypatch.setattr(group_records, "_FRESH_S", 0.0)
     monkeypatch.setattr(placing, "_GRACE_S", 0.0)
     tmp_path.chmod(0o700)

@@ -18,24 +18,24 @@ from typing import Any
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_WORKER
 from fastrt._core.objects import handles, spill
-from fastrt._core.objects.functions import function_name
-from fastrt._core.tasks import actors, admission, tally
+from fastrt._core.tasks import actors, admission
 from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS
-from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
+from fastrt.errors import FastrtError, StaleReferenceError
 from fastrt.folders import read_private, replace_private
 from fastrt.foreign_text import read_object
 from fastrt.node.actor_gate import ActorGate
 from fastrt.node.amounts import free_of
 from fastrt.node.cpu_room import CpuRoom, Workers
 from fastrt.node.group_records import GroupRecords
+from fastrt.node.group_waits import GroupWaits
 from fastrt.node.groups import Groups
 from fastrt.node.keys import ActorKey, BundleKey, Key, Order, TaskKey, key_of, pair_of
 from fastrt.node.lost_nodes import LostNodes
 from fastrt.node.placing import ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
+from fastrt.node.refusals import Refusals
 from fastrt.node.strays import Strays
 from fastrt.node.task_moves import TaskMoves
-from fastrt.store import failures
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.store.messages import (
@@ -57,8 +57,7 @@ from fastrt.store.messages import (
     SearchActor,
     SearchEnded,
 )
-from fastrt.store.serialize import serialize
-from fastrt.tasks.actor_records import DEMANDS, group_of_bundle, kill_in
+from fastrt.tasks.actor_records import kill_in
 from fastrt.tasks.labels import is_selector, labels_of
 from fastrt.tasks.resources import NOTHING, STORE_MEMORY, Demand, device_amounts, group_of
 
@@ -68,11 +67,15 @@ _DEMANDS_MAX = 1000  # different ones, in one answer
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
 _TASKS_AHEAD = 16  # whose arguments are fetched while they wait for resources
-_KNOWN_S = 2.0  # after which the records tell whether a group is there that has not become known
 _PLACES = {  # of an actor, by its state
-    actors.EMPTY: GONE, actors.DEAD: GONE, actors.STARTING: HERE, actors.LIVE: HERE, actors.AWAY: ELSEWHERE,
-    actors.WANTED: WAITING, actors.DOWN: WAITING,
-}  # fmt: skip
+    actors.EMPTY: GONE,
+    actors.DEAD: GONE,
+    actors.STARTING: HERE,
+    actors.LIVE: HERE,
+    actors.AWAY: ELSEWHERE,
+    actors.WANTED: WAITING,
+    actors.DOWN: WAITING,
+}
 
 
 class Admission:
@@ -107,7 +110,6 @@ class Admission:
     ) -> None:
         self._store = store
         self._client = store.client
-        self._say = say
         self._start_actors = start_actors
         self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
         session = self._client.segment.session
@@ -118,8 +120,9 @@ class Admission:
         self.groups.is_away = lambda key: self._place_of_actor(key) == ELSEWHERE
         self.cpu_room = CpuRoom(self._client, self.placing, workers)
         self._known: dict[int, Demand] = {}  # by the number of the object that holds it
-        self._records = GroupRecords(self._client, self._demand_of_actor)
-        self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
+        self._records = GroupRecords(self._client, self.groups, self._demand_of_actor)
+        self._refusals = Refusals(store, self.placing, self.groups, self._records, self._return_task, start_actors, say)
+        self._group_waits = GroupWaits(store, self.groups, self._records, self._moves.states, self._refusals.refuse)
         self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
         self._lost = LostNodes()
@@ -127,7 +130,8 @@ class Admission:
         self._swept_at = 0.0
         self._folder = Path(store.socket_path).parent
         self._requested: list[dict[str, int]] = []
-        self._closed = self._is_counting = False
+        self._closed = False
+        self._is_counting = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._gate = ActorGate(store, self.news)
         self._thread = threading.Thread(target=self._listen, name="fastrt-held", daemon=True)
@@ -154,7 +158,8 @@ class Admission:
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
-                key, is_away = key_of(actor, gen, info), info["state"] == actors.AWAY
+                key = key_of(actor, gen, info)
+                is_away = info["state"] == actors.AWAY
                 is_ours = demand.bundle and not demand.node  # no demand: freed, it ends
                 if not is_away:
                     self.placing.found(key, demand, info["devices"])
@@ -238,10 +243,6 @@ class Admission:
         for name in self.groups.of_ended_jobs(runs):
             self.remove_group(name)
 
-    def _is_removed(self, group: str) -> bool:
-        """Whether a group that tasks wait for was removed; a daemon that has taken over does not know it otherwise."""
-        return self.groups.may_be_removed(group) and not self._records.has(group)
-
     def end_actors_of(self, groups: Container[str]) -> None:
         """End the actors here that use one of these placement groups after one of its bundles is gone."""
         for actor, _ in actors.demanding(self._client):
@@ -266,7 +267,9 @@ class Admission:
     def on_cluster(self, link: Link, message: ClusterNodes) -> None:
         """Take the nodes of the cluster from the uplink; one that has not joined a head yet reports none."""
         self.placing.name = message.name
-        self._uplink, self._reported = link, None if message.is_new_daemon else self._reported
+        self._uplink = link
+        if message.is_new_daemon:
+            self._reported = None
         if message.nodes or message.is_change:  # else those of the last uplink stay: tasks wait for them
             others = [row for row in message.nodes if row.node != self.placing.node]
             self._lost.note(self.placing.views, others, message.left if message.is_change else None)
@@ -284,7 +287,9 @@ class Admission:
         """Forget a connection that has ended; it may be the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
         if link is self._uplink:
-            self._uplink, self.placing.has_uplink, self._reported = None, False, None
+            self._uplink = None
+            self._reported = None
+            self.placing.has_uplink = False
             self.placing.held.clear()
             for ticket in list(self._finding):
                 self.on_search_ended(link, SearchEnded(ticket, [], 0, 0))
@@ -324,8 +329,10 @@ class Admission:
         """Return the demand that waits here. Tasks that were cancelled while they waited are left out."""
         self._swept_at = -_SWEEP_S
         self.refresh()
-        rows, groups = self.placing.demand(), [row for row in self.groups.rows() if row.state != "CREATED"]
-        others, queued = sum(row.waiting for row in rows[_DEMANDS_MAX:]), core.queued(self._client)
+        rows = self.placing.demand()
+        others = sum(row.waiting for row in rows[_DEMANDS_MAX:])
+        groups = [row for row in self.groups.rows() if row.state != "CREATED"]
+        queued = core.queued(self._client)
         return DemandList(rows[:_DEMANDS_MAX], others, queued, groups[:_DEMANDS_MAX], self._requested)
 
     def on_request(self, link: Link, message: RequestResources) -> None:
@@ -362,7 +369,7 @@ class Admission:
             task = TaskKey(index, id_)
             demand = self._demand(task)
             if demand is not None and demand.bundle:
-                self._promised.setdefault(task, (demand.bundle, now))
+                self._group_waits.add(task, demand.bundle, now)
             elif demand is not None:
                 named = admission.named(self._client, index, id_) if placing.held else ()
                 placing.wait(task, demand, now, named, core.info(self._client, index)["priority"])
@@ -371,12 +378,15 @@ class Admission:
             self._sweep(now)
         if placing.devices.count:
             placing.linger(self._lingering())
-        forward, decide, room = list[Order](), self.groups.decide, self.cpu_room
-        while not self._carry_out(decide(now) + placing.decide(now), forward, now) or room.open(now):
-            continue
-        if gone := placing.take_gone_groups():
+        forward: list[Order] = []
+        while True:
+            orders = self.groups.decide(now) + placing.decide(now)
+            if self._carry_out(orders, forward, now) and not self.cpu_room.open(now):
+                break
+        gone = placing.take_gone_groups()
+        if gone:
             self.end_actors_of(gone)
-        self._answer_waiting()
+        self._group_waits.answer()
         self._report_to_uplink(forward)
 
     def _carry_out(self, orders: list[Order], forward: list[Order], now: float) -> bool:
@@ -394,11 +404,11 @@ class Admission:
                 self.placing.moved(key, GONE, now)  # its record may belong to another by now
             elif order.what == "release":
                 self._release(key)
-            elif order.what == "warn" and self._is_removed(group_of(order.demand)):
+            elif order.what == "warn" and self._records.is_removed(group_of(order.demand)):
                 self.groups.remove(group_of(order.demand))
                 done = False
             elif order.what != "admit":
-                self._cannot(order)
+                self._refusals.carry_out(order)
             elif not isinstance(key, TaskKey):
                 actors.grant(self._client, key.record, key.gen, order.devices)
                 if isinstance(key, BundleKey):  # before its group is ready: the next daemon finds it reserved
@@ -436,26 +446,6 @@ class Admission:
         """Whether devices become free when a process ends."""
         return self.placing.devices.is_lingering
 
-    def _answer_waiting(self) -> None:
-        """Finish the tasks that wait for placement groups whose outcome is known."""
-        now = time.monotonic()
-        for task, (name, since) in list(self._promised.items()):
-            ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
-            keys = (self.groups.keys_of(name) or []) if ready else []
-            group = group_of_bundle(self._store, keys[0].record) if keys else None
-            if group is not None:
-                del self._promised[task]
-                if admission.claim(self._client, *pair_of(task)):
-                    self._store.put_result(task.record, 0, serialize(group))
-                    core.finish(self._client, task.record)
-            elif ready is None and why is None and now - since > _KNOWN_S and self._records.has(name):
-                self._promised[task] = name, now  # this daemon has much to do, and has not read them yet
-            elif ready or (ready is None and (why is not None or now - since > _KNOWN_S)):
-                del self._promised[task]
-                never = InfeasibleTaskError(f"placement group {name} has {why}")
-                gone = NotFoundError(f"placement group {name} is not there any more, or was made on another node")
-                self._refuse(task, never if why else gone)
-
     def _sweep(self, now: float) -> None:
         waiting = self.placing.waiting()
         self._drop_gone([key for key in waiting if not isinstance(key, TaskKey)], now)
@@ -463,10 +453,7 @@ class Admission:
         for task, (state, _) in zip(tasks, self._moves.states(tasks), strict=True):
             if state == admission.GONE:
                 self.placing.moved(task, GONE, now)
-        promised = list(self._promised)
-        for task, (state, _) in zip(promised, self._moves.states(promised), strict=True):
-            if state == admission.GONE:
-                del self._promised[task]
+        self._group_waits.drop_ended()
 
     def on_actor_ended(self, actor: int) -> None:
         """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
@@ -508,67 +495,16 @@ class Admission:
             try:
                 found = Demand.from_bytes(self._store.load(ref))
             except (FastrtError, ValueError) as exc:
-                self._refuse(task, FastrtError(f"the task's demand cannot be read: {exc}"))
+                self._refusals.refuse(task, FastrtError(f"the task's demand cannot be read: {exc}"))
                 return None
             if len(self._known) > 10_000:
                 self._known.clear()
             self._known[ref.objref] = found
         return found
 
-    def _cannot(self, order: Order) -> None:
-        if order.demand.bundle:
-            self._cannot_reserve(order)
-            return
-        group = group_of(order.demand)
-        if group and order.what != "refuse" and not self._is_removed(group):
-            if order.what == "return":  # else it has not become known yet, or has its bundles in a moment
-                self._return(order.key)
-            return
-        key, shortage = order.key, self._shortage(order.demand)
-        what, records = ("task", core) if isinstance(key, TaskKey) else ("actor", actors)
-        function = records.info(self._client, key.record)["function"]
-        name = function_name(self._client, function[0] if records is core else function)
-        if order.what == "warn":
-            self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
-        elif isinstance(key, TaskKey):
-            self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"), name)
-        else:
-            how = actors.KILLED if self.groups.why_gone(group) == "" else actors.FAILED
-            actors.end_for_good(self._client, key.record, how, f"{DEMANDS} {shortage}")
-            self._start_actors()
-
-    def _return(self, key: Key) -> None:
-        """Have the node that placed a task or an actor here choose another place."""
-        if not isinstance(key, TaskKey):
-            why = "its placement group has no bundle there any more"
-            actors.end_for_good(self._client, key.record, actors.KILLED, why)
-            self._start_actors()
-        elif self._uplink is not None:  # else the task ends with its uplink
-            self._uplink.post(ReturnTask(*pair_of(key)))
-
-    def _shortage(self, demand: Demand) -> str:
-        if not (group := group_of(demand)):
-            return self.placing.shortage(demand)
-        why = self.groups.why_gone(group)
-        if why is None and not self._is_removed(group):
-            return f"resources of placement group {group}, which no node has"
-        return f"resources of placement group {group}, which {f'has {why}' if why else 'was removed'}"
-
-    def _cannot_reserve(self, order: Order) -> None:
-        name = order.demand.bundle_group
-        shortage = self.groups.why_gone(name) or self.groups.shortage(name)
-        if order.what == "warn":
-            self._say(f"fastrt: placement group {name} has {shortage}; it waits until nodes join that have it\n")
-        else:
-            actors.end_for_good(self._client, order.key.record, actors.FAILED, shortage[:400])
-            self._start_actors()
-
-    def _refuse(self, task: TaskKey, error: FastrtError, name: str = "") -> None:
-        if admission.refuse(self._client, task.record, task.id):
-            if name:
-                failures.keep(self._store, task.record, name, error, pid=0)  # no process has run it
-            self._store.put_error(task.record, error)
-            core.finish(self._client, task.record, tally.FAILED)
+    def _return_task(self, task: TaskKey) -> None:
+        if self._uplink is not None:  # else the task ends with its uplink
+            self._uplink.post(ReturnTask(*pair_of(task)))
 
     def _report_to_uplink(self, forward: list[Order]) -> None:
         link = self._uplink

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import actors
+from fastrt.node.groups import Groups
 from fastrt.node.keys import BundleKey
 from fastrt.tasks.resources import Demand
 
@@ -19,11 +20,14 @@ class GroupRecords:
 
     Args:
         client: the daemon's attachment.
+        groups: those that the daemon has read.
         demand_of: returns the demand of a record that `actors.info` has returned.
     """
 
-    def __init__(self, client: Client, demand_of: Callable[[Mapping[str, Any]], Demand]) -> None:
-        self._client, self._demand_of = client, demand_of
+    def __init__(self, client: Client, groups: Groups, demand_of: Callable[[Mapping[str, Any]], Demand]) -> None:
+        self._client = client
+        self._groups = groups
+        self._demand_of = demand_of
         self._read_at = -_FRESH_S
         self._bundles: dict[str, list[BundleKey]] = {}  # by group
 
@@ -32,6 +36,10 @@ class GroupRecords:
         if time.monotonic() - self._read_at >= _FRESH_S:
             self._read()
         return group in self._bundles
+
+    def is_removed(self, group: str) -> bool:
+        """Whether a group that tasks wait for was removed; a daemon that has taken over does not know it otherwise."""
+        return self._groups.may_be_removed(group) and not self.has(group)
 
     def bundles(self, group: str) -> list[BundleKey]:
         """The bundles of a group that have not ended; its creator may have written only a part of them yet."""
