@@ -11,7 +11,6 @@ import contextlib
 import os
 import selectors
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -20,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core.memory import arena
-from fastrt._core.memory.clients import KIND_DAEMON, KIND_DRIVER, Client, admit, table, want_workers
+from fastrt._core.memory.clients import KIND_DAEMON, KIND_DRIVER, Client, admit, table
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, remote, spill
-from fastrt._core.tasks import tasks
 from fastrt.config import Config
 from fastrt.errors import LockStuck
 from fastrt.node.actors import Actors
@@ -31,17 +29,19 @@ from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.amounts import resources_of
 from fastrt.node.cpu_room import Workers
+from fastrt.node.deaths import Deaths
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.kept import KeptObjectTable
 from fastrt.node.leftovers import sweep_sessions
 from fastrt.node.members import FORKED, Member, Members
-from fastrt.node.memory_limit import KillCounters
 from fastrt.node.memory_monitor import MemoryMonitor
 from fastrt.node.output import Output
 from fastrt.node.populator import Populator
 from fastrt.node.served_link import ServedLink
+from fastrt.node.session_end import SessionEnd
 from fastrt.node.spiller import Spiller
-from fastrt.node.worker_pool import Pool
+from fastrt.node.staffing import Staffing
+from fastrt.node.worker_pool import Pool, worker_settings
 from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.store.join import Link, listen
@@ -50,7 +50,6 @@ from fastrt.store.messages import (
     Blocked,
     Bye,
     ClusterNodes,
-    Configure,
     End,
     Fetch,
     FindActor,
@@ -81,7 +80,6 @@ from fastrt.store.messages import (
     Restore,
     SearchEnded,
     Spill,
-    Stop,
     Unblocked,
     Unread,
     WaitAnswer,
@@ -89,15 +87,13 @@ from fastrt.store.messages import (
 from fastrt.store.session_folder import Beat, make_session_folder
 
 _TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
-_QUIET_TICK_S, _QUIET_TICKS = 1.0, 4  # the same, after so many ticks without an event
+_QUIET_TICKS = 4  # after so many without an event, a tick takes longer
+_QUIET_TICK_S = 1.0
 _OPENING_S = 0.02  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's report
 _AHEAD_BYTES = 64 << 20  # free memory kept ready from the start, so that no put waits for the kernel
-_STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SWEEP_S = 1.0  # how often unused functions are dropped
-_SURPLUS_PATIENCE_S, _LAST_WORDS_S, _STILLBORN_MAX = 2.0, 1.0, 5
-_WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker exits after 1 s
-_LATE_S = 0.5  # an actor's process exits when its time is over; the daemon waits a little longer
+_LAST_WORDS_S = 1.0  # for a process that reads output to take the rest of it
 
 
 class ZygoteEndedError(Exception):
@@ -140,7 +136,6 @@ class Daemon:
         self._ahead = min(_AHEAD_BYTES, config.populate_bytes)
         self._populator = Populator(self._client, config.populate_bytes, config.huge_pages, config.numa)
         self._janitor = Janitor(self._store())
-        self._oom_kills = KillCounters(time.monotonic())
         self._selector = selectors.DefaultSelector()
         self._members = Members(self._segment, self._selector, config.log_to_driver)
         self._output = Output(
@@ -148,42 +143,54 @@ class Daemon:
         )
         self._monitor = MemoryMonitor(self._client, config.memory_threshold, pool.actors, self._output.log)
         self._admission = Admission(
-            self._store(), resources_of(config, is_head), config.labels, cluster, self._runs_tasks,
-            self._is_blocked, Workers.of(config, self._able), self._want_actors, self._output.log,
-        )  # fmt: skip
+            self._store(),
+            resources_of(config, is_head),
+            config.labels,
+            cluster,
+            self._runs_tasks,
+            self._is_blocked,
+            Workers.of(config, self._able),
+            self._want_actors,
+            self._output.log,
+        )
         self._advisor = Advisor(self._client, pool, self._output.log) if config.advice else None
         self._actors = Actors(
-            self._store(), self._fork, self._admission.may_start, self._admission.on_process, self._on_actor_ended,
-            self._admission.placing.waiting_actors, self._output.log,
-        )  # fmt: skip
-        self._actors_wanted = self._refresh_wanted = False
-        self._refreshed_at = self._swept_at = 0.0
-        self._quiet_ticks = self._used = 0
-        self._statuses: dict[int, int] = {}
-        self._unreported: set[int] = set()  # workers recovered before the zygote reported how they ended
+            self._store(),
+            self._fork,
+            self._admission.may_start,
+            self._admission.on_process,
+            self._on_actor_ended,
+            self._admission.placing.waiting_actors,
+            self._output.log,
+        )
+        self._deaths = Deaths(self._members, self._actors, self._janitor, self._monitor)
+        self._staffing = Staffing(self._client, pool, self._admission.cpu_room, self._able, self._fork)
+        self._actors_wanted = False
+        self._refresh_wanted = False
+        self._refreshed_at = 0.0
+        self._swept_at = 0.0
+        self._quiet_ticks = 0
+        self._used = 0
         self._starter_left = False
-        self._ended = self.ends_session = False
-        self._surplus_since = 0.0
+        self._ended = False
+        self.ends_session = False
+        self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of, self._dir)
+        self._handlers = self._handler_table()
+        self._report_handlers = self._report_handler_table()
+        self._listen()
+        if pool.zygote_is_new:
+            pool.configure(worker_settings(config, session, self.socket_path))
+        if adopt is not None:
+            self._take_over()
+
+    def _listen(self) -> None:
+        """Take part in the events of processes, of the zygote, of the populator and of records."""
         Path(self.socket_path).unlink(missing_ok=True)  # left by a dead daemon
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
+        self._selector.register(self._pool.control, selectors.EVENT_READ, self._on_zygote)
         self._selector.register(self._populator, selectors.EVENT_READ, self._on_populated)
         self._selector.register(self._admission.news, selectors.EVENT_READ, self._admission.on_news)
-        self._stillborn = 0  # workers in a row that ended before they joined
-        if pool.zygote_is_new:
-            pool.configure(Configure(
-                session["sys_path"], session["preload"], self.socket_path, config.spin_us / 1e6, config.advice,
-                config.store_patience_s, config.record_call_sites, config.library_threads, config.cleanup_timeout_s,
-                config.logging, config.post_mortem, config.debugger,
-                [[one.resource, one.variable, one.name] for one in config.devices],
-            ))  # fmt: skip
-        folder = Path(self.socket_path).parent
-        self._kept = KeptObjectTable(self._client, self._janitor.stand_ins, self._members.slot_of, folder)
-        self._handlers = self._handler_table()
-        self._report_handlers = self._report_handler_table()
-        if adopt is not None:
-            self._take_over()
 
     def _store(self) -> Store:
         store = Store(self._client, 0.0)
@@ -291,27 +298,13 @@ class Daemon:
         self._bury_dead()
 
     def _end_processes(self) -> None:
-        """Order workers and actors to end, and wait for a limited time: they run cleanup code of users."""
-        self.ends_session = self._janitor.ends_session = True
-        started, ordered = time.monotonic(), set[int]()
+        self.ends_session = True
+        self._janitor.ends_session = True
+        end = SessionEnd(self._client, self._pool, self._members, self._config.cleanup_timeout_s)
         with contextlib.suppress(ZygoteEndedError, KeyboardInterrupt):
-            while True:
-                waited = time.monotonic() - started
-                pids = {*self._pool.actors, *(self._pool.pids if waited < _WORKERS_END_S else ())}
-                if not pids or waited > self._config.cleanup_timeout_s + _LATE_S:
-                    return
-                for pid in pids - ordered:
-                    self._order_end(pid)
-                ordered |= pids
+            while end.wait_on():
                 self._serve(_HURRY_S)
                 self._tend()
-
-    def _order_end(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGTERM)
-        member = self._members.get(pid)
-        if member is not None:  # its sleep may have begun after the signal came
-            self._client.wake(member.index)
 
     def leave(self) -> None:
         """End the workers, and forward their last output. The session stays, for another daemon."""
@@ -441,32 +434,9 @@ class Daemon:
         link.send(GroupRemoved())
 
     def _bury_dead(self) -> None:
-        """Recover the slots of dead processes; a worker's once the zygote has reported its end, or after a while."""
         unread.forward(self._output.post)
-        now = time.monotonic()
-        has_buried = False
-        for member in [m for m in self._members if m.gone_at]:
-            reported = member.kind not in FORKED or member.pid in self._statuses
-            if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
-                continue
-            try:
-                status = self._statuses.get(member.pid)
-                how = self._monitor.how(member.pid, status, self._oom_kills.story())
-                self._actors.fell(member.index, member.pid, how)
-                self._janitor.bury(member.index, member.pid, how, status, member.left)
-            except LockStuck:
-                continue  # by a stopped process; the next tick tries again
-            self._actors.ended(member.pid, how)
-            self._monitor.forget(member.pid)
-            self._statuses.pop(member.pid, None)
-            if not reported:
-                self._unreported.add(member.pid)
-            self._members.remove(member)
-            has_buried = True
-        if has_buried:
-            self._janitor.end_round()
-            if self._admission.waits_for_processes:
-                self._admission.refresh()
+        if self._deaths.bury() and self._admission.waits_for_processes:
+            self._admission.refresh()
 
     # ---- workers ----
 
@@ -487,7 +457,7 @@ class Daemon:
     def _on_fork_failed(self, report: ForkFailed, fds: list[int]) -> None:
         self._output.give_up()
         if report.actor is None:
-            self._stillborn += 1
+            self._staffing.stillborn += 1
         else:
             self._actors.refused(report.actor, f"could not be forked: {report.error}")
 
@@ -498,17 +468,11 @@ class Daemon:
         self._output.adopt(report.pid, out, err)
 
     def _on_process_ended(self, report: ProcessEnded, fds: list[int]) -> None:
-        pid = report.pid
-        if pid in self._members:
-            self._statuses[pid] = report.status
-            self._stillborn = 0
-        elif pid in self._unreported:
-            self._unreported.remove(pid)
-        elif pid in self._actors:
-            self._actors.ended(pid, explain(report.status))
-        else:
-            self._stillborn += 1
-        self._output.end(pid)
+        if report.pid in self._members:
+            self._staffing.stillborn = 0
+        if not self._deaths.reported(report.pid, report.status):
+            self._staffing.stillborn += 1
+        self._output.end(report.pid)
 
     def _runs_tasks(self, client: int) -> bool:
         return any(m.index == client and m.kind == "worker" for m in self._members)
@@ -520,14 +484,8 @@ class Daemon:
         return [m for m in self._members if m.kind == "worker" and m.pid not in self._pool.blocked and not m.gone_at]
 
     def _staff(self) -> None:
-        self._pool.size = self._admission.cpu_room.park()
-        want_workers(self._client, self._pool.size)
-        if self._stillborn >= _STILLBORN_MAX:
-            self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
-            return
-        for _ in range(self._pool.missing(tasks.queued(self._client) > 0)):
-            self._fork()
-        self._tend_actors()
+        if self._staffing.start_missing():
+            self._tend_actors()
 
     def _fork(self, actor: int | None = None) -> None:
         self._output.add(*self._pool.fork(actor))
@@ -570,22 +528,15 @@ class Daemon:
         self._kept.tend(self._admission.uplink)
         spill.tick(self._client)
         self._spiller.look_ahead()
-        self._oom_kills.look(time.monotonic())
+        self._deaths.look()
         self._monitor.look()
         used, committed, most = arena.room(self._client)
-        self._quiet_ticks, self._used = self._quiet_ticks + 1 if used == self._used else 0, used
+        self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0
+        self._used = used
         if committed < most and committed - used < self._ahead:
             arena.grow(self._client)
         self._populator.tend(used, committed, most)
-        if self._pool.surplus() <= 0:
-            self._surplus_since = 0.0
-        elif not self._surplus_since:
-            self._surplus_since = time.monotonic()
-        elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
-            self._surplus_since = 0.0
-            for member in sorted(self._able(), key=self._admission.cpu_room.has_parked)[-self._pool.surplus() :]:
-                if member.link is not None:
-                    member.link.post(Stop())  # the worker reads it when it is idle
+        self._staffing.stop_surplus()
 
 
 def create_segment(config: Config) -> Segment:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from typing import Any
 
 from fastrt._core.memory.segment import start_time
+from fastrt.config import Config
 from fastrt.store.messages import (
     Configure,
     Fork,
@@ -136,6 +138,31 @@ class Pool:
             kill_group(pid)
         self.pids.clear()
         self.control.close()
+
+
+def worker_settings(config: Config, session: dict[str, Any], socket_path: str) -> Configure:
+    """Return the settings that the zygote and its workers get.
+
+    Args:
+        config: the session's settings.
+        session: settings that the starter chose: sys_path, preload.
+        socket_path: where they join.
+    """
+    return Configure(
+        session["sys_path"],
+        session["preload"],
+        socket_path,
+        config.spin_us / 1e6,
+        config.advice,
+        config.store_patience_s,
+        config.record_call_sites,
+        config.library_threads,
+        config.cleanup_timeout_s,
+        config.logging,
+        config.post_mortem,
+        config.debugger,
+        [[one.resource, one.variable, one.name] for one in config.devices],
+    )
 
 
 def kill_group(pid: int) -> None:
