@@ -1,52 +1,13 @@
-"""The decisions of `placing`, without processes: facts in, orders out, and a count that is always the sum."""
-
-import random
+"""The decisions of `placing`, without processes: facts in, orders out."""
 
 import pytest
 
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.keys import ActorKey, TaskKey
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Placing
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing
 from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import Demand, demand_of, within
-
-
-def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):
-    parts = {"CPU": round(cpu * ONE), **{name: round(amount * ONE) for name, amount in amounts.items()}}
-    return Demand(tuple(sorted((name, amount) for name, amount in parts.items() if amount)), strategy, node, soft)
-
-
-def view(name, cpu=2, free=None, labels=None, **amounts):
-    total = {"CPU": cpu * ONE, **{key: value * ONE for key, value in amounts.items()}}
-    return NodeRow(f"id-{name}", name, total, dict(total) if free is None else free, labels or {})
-
-
-def selecting(**labels):
-    return demand_of({"label_selector": labels})
-
-
-class Here:
-    """A node of two CPUs, one gpu, and tasks with numbers."""
-
-    def __init__(self, *views, can_grow=True, cpu=2, gpu=1):
-        self.placing = Placing("me", {"CPU": cpu * ONE, "gpu": gpu * ONE} if cpu else {}, can_grow)
-        self.placing.name = "home"
-        self.placing.has_uplink = bool(views)
-        self.placing.see(views)
-        self.now, self.count = 0.0, 0
-
-    def submit(self, wanted, count=1):
-        for _ in range(count):
-            self.count += 1
-            self.placing.wait(TaskKey(self.count, self.count), wanted, self.now)
-
-    def decide(self):
-        return [
-            (order.key.record, order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)
-        ]
-
-    def moved(self, number, place):
-        self.placing.moved(TaskKey(number, number), place, self.now)
+from support.placings import Here, demand, view
 
 
 def test_what_fits_runs_here_in_the_order_of_submission():
@@ -361,66 +322,6 @@ def test_tasks_come_back_from_where_they_were():
     assert here.placing.used["CPU"] == 2 * ONE
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_count_is_the_sum_whatever_happens(seed):
-    rng = random.Random(seed)
-    here = Here(view("a", 2, gpu=1), view("b", 3))
-    wanted = {}
-    for _ in range(400):
-        here.now += rng.random()
-        if rng.random() < 0.4:
-            here.submit(demand(rng.choice([0, 0.5, 1, 2]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
-        placed = here.placing.placed()
-        for key in rng.sample(placed, min(3, len(placed))):
-            here.placing.moved(key, rng.choice([GONE, HERE, BLOCKED, WAITING]), here.now)
-        for order in here.placing.decide(here.now):
-            wanted[order.key] = order.demand
-            if order.what == "forward" and rng.random() < 0.8:
-                here.placing.moved(order.key, ELSEWHERE, here.now)
-        entries = here.placing._placed
-        for name in ("CPU", "gpu"):
-            used = sum(
-                dict(entry.demand.amounts).get(name, 0)
-                for entry in entries
-                if entry.place == HERE or (entry.place == BLOCKED and name != "CPU")
-            )
-            assert used == here.placing.used[name]
-        assert here.placing.tasks_here == sum(entry.place in (HERE, BLOCKED) for entry in entries)
-        assert set(here.placing.ordered()) == {entry for entry in entries if entry.place == ORDERED}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_policy_knows_every_change_and_leaves_no_room_unused(seed):
-    """Nodes come, change and leave under random tasks; then the policy is asked what a look at every node says."""
-    rng = random.Random(seed)
-    views = {name: view(name, rng.randrange(5), gpu=rng.randrange(3)) for name in "abcdefgh"}
-    here = Here(*views.values(), cpu=rng.randrange(3), gpu=0)
-    placing = here.placing
-    for _ in range(150):
-        here.now += rng.random() / 4
-        name = rng.choice("abcdefgh")
-        if rng.random() < 0.2 and views.pop(name, None):
-            placing.see([], [f"id-{name}"])
-        elif rng.random() < 0.4:
-            total = views[name].total if name in views else {"CPU": rng.randrange(5) * ONE, "gpu": ONE}
-            free = {key: rng.randrange(parts // ONE + 1) * ONE for key, parts in total.items()}
-            views[name] = NodeRow(f"id-{name}", name, total, free, {})
-            placing.see([views[name]], [])
-        here.submit(demand(rng.choice([0, 0.5, 1]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
-        placed = placing.placed()
-        for key in rng.sample(placed, min(2, len(placed))):
-            placing.moved(key, GONE, here.now)
-        for order in placing.decide(here.now):
-            if order.what == "forward":
-                placing.moved(order.key, ELSEWHERE, here.now)
-        placing._others.check_invariants()
-        for key in placing.waiting():
-            wanted = placing._entries[key].demand
-            for node in placing.views:  # "spread" waits until there is room, the others only until there will be
-                when = here.now + (1.5 if wanted.strategy == "spread" else 0.0)
-                assert not placing._others.room(node, wanted.amounts, when), (key, wanted)
-
-
 def test_demand_travels_as_text():
     wanted = demand_of({"num_cpus": 0.5, "num_gpus": 2, "resources": {"a": 1.25}, "scheduling": "spread"})
     assert wanted == Demand((("CPU", 5000), ("GPU", 20000), ("a", 12500)), "spread")
@@ -443,30 +344,6 @@ def test_node_that_is_gone_is_remembered_as_long_as_something_without_amounts_is
     assert [order.what for order in placing.decide(0.2)] == ["admit"]
 
 
-def test_selector_chooses_among_nodes_that_match_and_have_room():
-    here = Here(view("a", labels={"zone": "north"}), view("b", cpu=1, labels={"zone": "south"}))
-    here.submit(selecting(zone="south"), 2)
-    assert here.decide() == [(1, "forward", "b")]
-    here.moved(1, ELSEWHERE)
-    assert here.decide() == []  # its only node is full
-    here.moved(1, GONE)
-    assert here.decide() == [(2, "forward", "b")]
-
-
-def test_selector_that_this_node_matches_keeps_a_task_here():
-    here = Here(view("a", labels={"zone": "south"}))
-    here.submit(selecting(zone="!south"), 3)
-    assert here.decide() == [(1, "admit", ""), (2, "admit", "")]
-
-
-def test_node_that_joins_later_is_marked_with_known_selectors():
-    here = Here(view("a"))
-    here.submit(selecting(zone="north"))
-    assert here.decide() == []
-    here.placing.see([view("b", labels={"zone": "north"})], [])
-    assert here.decide() == [(1, "forward", "b")]
-
-
 def test_task_for_a_busy_node_waits_while_there_is_no_uplink():
     node = "a" * 32
     here = Here(NodeRow(node, "busy", {"CPU": 2 * ONE}, {}, {}))
@@ -477,52 +354,6 @@ def test_task_for_a_busy_node_waits_while_there_is_no_uplink():
     here.placing.has_uplink = True
     here.placing.see([], None)
     assert here.decide() == [(1, "refuse", "")]  # it has left
-
-
-def test_selector_that_no_node_matches_is_refused_with_words_where_no_node_can_join():
-    here = Here(can_grow=False)
-    here.submit(selecting(zone="north"))
-    assert here.decide() == [(1, "refuse", "")]
-    assert here.placing.shortage(selecting(zone="north")).startswith("CPU 1 where zone=north, which no node has")
-
-
-def falling_back(selector, *others):
-    return demand_of({"label_selector": selector, "fallback_strategy": [{"label_selector": one} for one in others]})
-
-
-def test_first_selector_whose_nodes_have_room_is_taken():
-    here = Here(view("a", cpu=1, labels={"zone": "north"}), view("b", cpu=1, labels={"zone": "south"}))
-    here.submit(falling_back({"zone": "east"}, {"zone": "south"}, {"zone": "north"}), 3)
-    assert here.decide() == [(1, "forward", "b"), (2, "forward", "a")]  # none is in the east; then b is full
-    here.moved(1, ELSEWHERE)
-    here.moved(1, GONE)
-    assert here.decide() == [(3, "forward", "b")]
-
-
-def test_empty_fallback_is_any_node_and_the_selector_comes_first():
-    here = Here(view("a", labels={"zone": "north"}))
-    here.submit(falling_back({"zone": "north"}, {}), 3)
-    assert here.decide() == [(1, "forward", "a"), (2, "forward", "a"), (3, "admit", "")]
-
-
-def test_fallbacks_that_no_node_matches_are_refused_with_words():
-    here = Here(can_grow=False)
-    wanted = falling_back({"zone": "north"}, {"zone": "east"})
-    here.submit(wanted)
-    assert here.decide() == [(1, "refuse", "")]
-    assert here.placing.shortage(wanted).startswith("CPU 1 where zone=north, else zone=east, which no node has")
-
-
-def test_selectors_that_nothing_uses_are_forgotten():
-    here = Here(view("a", labels={"zone": "0"}))
-    for k in range(2500):
-        here.submit(selecting(zone=f"in({k}, 0)"))
-        assert here.decide() == [(k + 1, "forward", "a")]
-        here.moved(k + 1, ELSEWHERE)
-        here.moved(k + 1, GONE)
-    assert len(here.placing.views["id-a"].total) < 1100
-    here.submit(selecting(zone="0"))
-    assert here.decide() == [(2501, "forward", "a")]
 
 
 def test_demand_counts_what_waits_by_shape_and_leaves_out_what_ended_or_waits_for_a_group():
