@@ -212,7 +212,12 @@ def test_node_whose_own_standby_hangs_joins_the_first_head_when_it_is_back(free_
 
 
 @pytest.mark.parametrize(
-    ("code", "details"), [("UNAVAILABLE", "failed to connect"), ("INTERNAL", "Internal error from Core")]
+    ("code", "details"),
+    [
+        ("UNAVAILABLE", "failed to connect"),
+        ("INTERNAL", "Internal error from Core"),
+        ("INTERNAL", "Received RST_STREAM with error code 2"),
+    ],
 )
 def test_head_whose_stream_breaks_is_lost_and_nothing_is_printed(free_port, capsys, code, details):
     """gRPC gives a stream a status of its own if it breaks at certain moments, as when both nodes are stopped."""

@@ -355,5 +355,5 @@ class HeadLink:
 
 
 def _is_lost(exc: grpc.aio.AioRpcError) -> bool:
-    """Whether a stream has ended without an answer of the head; gRPC has two words for it."""
-    return exc.code() is grpc.StatusCode.UNAVAILABLE or exc.details() == "Internal error from Core"
+    """Whether a stream has ended without an answer of the head; a head answers with neither of these codes."""
+    return exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
