@@ -20,7 +20,7 @@ LONGER = {
     "src/fastrt/_core/objects/handles.pyx": 646,  # the handle and all ways to give it up: one class
     "src/fastrt/_core/memory/segment.pyx": 602,  # create, attach and every check of a segment
     "src/fastrt/_core/refcounts/refcount.pyx": 664,  # the table of references: one class
-    "src/fastrt/_core/tasks/actors.pyx": 633,  # the table of actors: all moves of one state machine
+    "src/fastrt/_core/tasks/actors.pyx": 635,  # the table of actors: all moves of one state machine
     "src/fastrt/config.py": 808,  # all settings, and the measurements of the machine that their defaults need
     "src/fastrt/store/client.py": 665,  # the store's public face
     "src/fastrt/store/messages.py": 780,  # one record for each message

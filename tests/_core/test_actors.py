@@ -215,6 +215,7 @@ def test_client_that_stands_for_a_process_passes_calls_on_and_leaves_the_rest_to
     actors.tell_how(client, index, "another reason")
     assert actors.info(client, index)["state"] == actors.DOWN
     assert actors.info(client, index)["how"] == "it fell " + "\N{SNOWMAN}" * 82
+    assert not actors.info(client, index)["node_lost"]
     assert actors.start_again(client, index)
     assert actors.info(client, index)["how"] == ""
     actors.tell_how(client, index, "too early")

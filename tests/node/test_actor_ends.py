@@ -49,10 +49,12 @@ def make(store, max_restarts):
 def test_end_on_another_node_is_known_to_a_daemon_that_looks_before_it_reads_any_message():
     with arena() as store:
         ref, actor = make(store, 1)
-        for how in ("it fell on node two", "it fell on node three"):
+        for how, node_lost in (("node two has ended it", False), ("it fell on node three", True)):
             assert actors.carry(store.client, actor, actors.info(store.client, actor)["gen"])
-            actors.drop(store.client, actor, how)
-            assert actors.info(store.client, actor)["how"] == how
+            assert not actors.info(store.client, actor)["node_lost"]
+            actors.drop(store.client, actor, how, node_lost)
+            info = actors.info(store.client, actor)
+            assert (info["how"], info["node_lost"]) == (how, node_lost)
             daemon(store).tend()
         assert actors.info(store.client, actor)["reason"] == (
             "it fell on node three; it had been started again 1 times (max_restarts=1)"

@@ -188,7 +188,7 @@ class RemoteActors:
                 actors.end_for_good(self._client, remote.actor, actors.FAILED, where)
             self._lose(remote, where)
 
-    def _lose(self, remote: RemoteActor, how: str) -> None:
+    def _lose(self, remote: RemoteActor, how: str, node_lost: bool = False) -> None:
         for task, attempts in remote.returned:
             for _ in range(attempts - 1):  # the first attempt is already counted here
                 submission.again(self._client, task)
@@ -200,7 +200,7 @@ class RemoteActors:
                 error.attempts = core.info(self._client, task)["attempts"]
                 self._exchange.end(task, error)
         self._forget(remote)
-        self._drop(remote.actor, how)
+        self._drop(remote.actor, how, node_lost)
 
     def _close_mailbox(self, remote: RemoteActor) -> None:
         if remote.mailbox is not None:
@@ -212,9 +212,9 @@ class RemoteActors:
         self._by_record.pop(remote.actor, None)
         self._placed.pop(remote.target.hosted, None)
 
-    def _drop(self, actor: int, how: str) -> None:
+    def _drop(self, actor: int, how: str, node_lost: bool = False) -> None:
         """Return an actor to the daemon, which decides whether it is restarted."""
-        actors.drop(self._client, actor, how)  # in the record: the daemon may read it before any message
+        actors.drop(self._client, actor, how, node_lost)  # in the record: the daemon may read it before any message
         if self._store.tell is not None:
             self._store.tell(ActorsChanged())
 
@@ -355,5 +355,5 @@ class RemoteActors:
                 for task, _ in remote.returned:
                     self._exchange.end(task, ActorDiedError(f"actor {remote.name} cannot be reached: {lost}"))
                 remote.returned.clear()
-            self._lose(remote, lost)
+            self._lose(remote, lost, node_lost=True)
         self._by_stand_in.clear()

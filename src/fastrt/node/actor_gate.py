@@ -63,15 +63,15 @@ class ActorGate:
             waiting[key.record] = key.gen
         return held
 
-    def lacks_lost(self, key: ActorKey, placing: Placing, how: str) -> bool:
+    def lacks_lost(self, key: ActorKey, placing: Placing, node_lost: bool) -> bool:
         """Whether arguments of an actor whose process has ended are lost; then it gives back its resources.
 
         Args:
             key: the actor.
             placing: of this node.
-            how: how the process has ended.
+            node_lost: whether the process has ended because its node was lost.
         """
-        ran_on = placing.node_of(key) if how.startswith("node ") else ""  # a lost node may still be a member
+        ran_on = placing.node_of(key) if node_lost else ""  # a lost node may still be a member
         kept = self._kept_elsewhere(key)
         lost = {objref: node for objref, node in kept.items() if node == ran_on or node not in placing.views}
         if lost:

@@ -203,7 +203,7 @@ class Admission:
         if info["bare"] and not demand.bundle:
             return False  # freed with the last handle just now: it ends
         key = key_of(actor, info["gen"], info)
-        if again and isinstance(key, ActorKey) and self._gate.lacks_lost(key, self.placing, info["how"]):
+        if again and isinstance(key, ActorKey) and self._gate.lacks_lost(key, self.placing, info["node_lost"]):
             return False
         place = self.placing.place_of(key)
         if place == HERE:

@@ -435,7 +435,7 @@ typedef struct {
     int32_t max_restarts; /* -1: any number */
     uint32_t restarts;
     uint8_t flags;
-    uint8_t pad1[3];
+    uint8_t node_lost, pad1[2]; /* node_lost: `how` is the loss of the node of its process */
     uint64_t demand; /* objref of the resources it needs, kept by its object or the function table; 0: none */
     uint32_t demand_index;
     uint32_t order;        /* in state AWAY: FRT_ORDER_*, for the client that forwards its calls */

@@ -165,7 +165,7 @@ cdef extern from "layout.h" nogil:
         uint32_t index
         int32_t max_restarts
         uint32_t restarts
-        uint8_t flags
+        uint8_t flags, node_lost
         uint64_t demand
         uint32_t demand_index, order, pid
         char name[64]

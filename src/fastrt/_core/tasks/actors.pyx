@@ -283,7 +283,7 @@ def info(Client client, uint32_t a):
             "devices": actor.devices, "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, sizeof(actor.name))].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
-            "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace")}
+            "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace"), "node_lost": actor.node_lost != 0}
 
 
 # ---- the actor's own process ----
@@ -374,18 +374,19 @@ def tell_how(Client client, uint32_t a, str how):
         _write(actor.how, sizeof(actor.how), how)
 
 
-def drop(Client client, uint32_t a, str how=""):
+def drop(Client client, uint32_t a, str how="", bint node_lost=False):
     """Mark an actor DOWN that this client represents: it has no process any more. The daemon decides what follows.
 
     A bare actor that is dropped has lost its resources.
 
     Args:
-        how: it ended, as for `tell_how`.
+        how, node_lost: how it ended, as for `tell_how`, and whether because its node was lost.
     """
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if _is_mine(client, actor):
         tell_how(client, a, how)
+        actor.node_lost = node_lost
         a32_store_sc(&actor.asleep, 0)
         a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
 
@@ -582,6 +583,7 @@ def start_again(Client client, uint32_t a):
     check(rc)
     actor.restarts += 1
     memset(actor.how, 0, sizeof(actor.how))
+    actor.node_lost = False
     a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(word)))
     return True
 
