@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 
 from .families import Family
-from .program import EITHER, VALUE, Program, Shape, TaskSpec
+from .program import EITHER, ENDLESS_S, ROOM, SLOTS, VALUE, ActorSpec, GroupSpec, Program, Shape, TaskSpec
 from .strikes import Strike
 
 LARGE = 50_000  # of a value that stays with its node
@@ -74,6 +74,24 @@ class Scene(Program):
         """Have the driver submit a task; return the key of its result."""
         self.ops.append(("submit", spec.number))
         return spec.results[0]
+
+    def actor(self, key: str, where: int = -1, room: int = 1) -> str:
+        """Have the driver create an actor, which is started again as often as it takes."""
+        self.actors[self.make(key, [])] = ActorSpec(key, -1, where=where, room=room)
+        self.ops.append(("create", key))
+        return key
+
+    def call(self, actor: str) -> str:
+        """Have the driver call an actor; return the key of the result."""
+        spec = self.task(-1, [])
+        spec.actor = actor
+        return self.submit(spec)
+
+    def reserve(self, key: str, bundles: list[float], strategy: str) -> str:
+        """Have the driver create a placement group."""
+        self.groups[key] = GroupSpec(key, bundles, strategy)
+        self.ops.append(("reserve", key))
+        return key
 
     def cancel(self, spec: TaskSpec) -> None:
         """Have the driver cancel a task."""
@@ -195,6 +213,47 @@ def _renamed(
     return scene
 
 
+def _endless(rng: random.Random) -> Scene:
+    """Make a program in which a task on n2 ends only by its cancellation."""
+    scene = Scene(rng)
+    forever = scene.task(1, [], lasts=ENDLESS_S)
+    scene.submit(forever)
+    scene.rest(scene.within(0.5, 2.0))
+    scene.cancel(forever)
+    scene.rest(scene.within(0.5, 2.0))
+    return scene
+
+
+def _away(rng: random.Random) -> Scene:
+    """Make a program in which n1 calls its actor on n2 again and again."""
+    scene = Scene(rng)
+    actor = scene.actor("a0", 1)
+    for _ in range(3):
+        scene.get(scene.call(actor))
+        scene.rest(scene.within(2.0, 3.0))
+    return scene
+
+
+def _too_large(rng: random.Random) -> Scene:
+    """Make a program whose driver ends while its actor and its placement group wait for nodes that can hold them."""
+    scene = Scene(rng)
+    scene.actor("a0", room=ROOM + 1)
+    scene.reserve("g0", [1.0] * (SLOTS + 1), "STRICT_PACK")
+    scene.rest(scene.within(0.5, 2.0))
+    return scene
+
+
+def _scattered(rng: random.Random) -> Scene:
+    """Make a program whose tasks may run anywhere; their large results stay there."""
+    scene = Scene(rng)
+    for _ in range(12):
+        for _ in range(6):
+            scene.submit(scene.task(-1, [], nbytes=LARGE, lasts=scene.within(0.05, 0.3)))
+        scene.rest(scene.within(0.0, 0.6))
+    scene.rest(4.0)
+    return scene
+
+
 # ---- aims ----
 
 _RENAMED = Family(tidy_s=(0.1, 0.3), idle_s=(4.0,), bytes_a_second=(1e6, 1e5), delay_s=(0.001, 0.02, 0.1), nodes=3,
@@ -238,4 +297,14 @@ AIMS = {
         ),
     ),
     "back again": _BACK,
+    # The word that a result is an object of the receiver comes while that object's own node is cut off.
+    "back again, and broken": replace(_BACK, nodes=3, scene=_scattered, strikes=(
+        Strike("value.yours", 0, 0, (1,), 0.0, (("break_others", (0.5, 2.0)),)),
+    ) * 20),
+    "endless": Family(tidy_s=(0.1,), idle_s=(4.0,), delay_s=(0.001, 0.02), nodes=2, scene=_endless),
+    "away, and lost": Family(tidy_s=(0.1,), idle_s=(4.0,), delay_s=(0.001, 0.02), nodes=2, scene=_away, strikes=(
+        Strike("call", 1, 2, (1,), 1.0, (("kill_daemon", 1),)),
+        Strike("call", 1, 2, (1,), 1.0, (("lose_node", 2),)),
+    )),
+    "too large": Family(tidy_s=(0.1,), idle_s=(4.0,), delay_s=(0.001, 0.02), nodes=2, scene=_too_large),
 }  # fmt: skip

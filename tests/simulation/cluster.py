@@ -39,7 +39,6 @@ from typing import Any
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, remote_values, uplink, value_traffic
-from fastrt.cluster.claims import CLAIM_S
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, ObjectStoreFullError, WorkerCrashedError
 from fastrt.net import supervise
 from fastrt.net.grpc import streams
@@ -63,7 +62,6 @@ from .reserving import Reserving
 from .world import Files, Process, World, patched
 
 END_S = 400.0  # after the last fault: everything must have ended by then
-QUIET_S = 2 * CLAIM_S  # for what nothing uses to be released: nodes keep values for each other for almost so long
 CHECK_S = 0.1  # between two looks at what holds between the nodes
 MESSAGES_A_TASK = 60
 HOPS_MAX = 4
@@ -333,10 +331,7 @@ class Cluster:
         for node in self.nodes:
             if node.alive and self.program.actors:
                 node.end_detached()
-        gc.collect()
-        world.run(world.now + QUIET_S)
-        gc.collect()
-        world.run(world.now + 10.0)
+        invariants.settle(world, self.nodes)
         if not world.violations:
             self.check_end()
         for node in self.nodes if world.violations else ():

@@ -7,13 +7,23 @@ of the stream would have hidden it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt._core.objects import handles, remote
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import peer_stream, remote_values, value_traffic
+from fastrt.cluster.claims import CLAIM_S
+
+if TYPE_CHECKING:
+    from .node import Node
+    from .world import World
+
+QUIET_S = 2 * CLAIM_S  # for what nothing uses to be released: nodes keep values for each other for almost so long
+LOOK_S = 5.0  # between two looks at whether it is released
+AFTER_S = 10.0  # after that
 
 
 def stream_of(exchange: Any) -> tuple[Any, int]:
@@ -93,6 +103,21 @@ def check(exchanges: list[Any], violation: Callable[[str], None]) -> None:
                     violation(f"{peer.name}: the receiver {one.name} of object {objref:#x} has two turns")
                 if -fetch.number not in arriving:
                     violation(f"{peer.name}: it is the turn of {one.name} to fetch object {objref:#x}, and it does not")
+
+
+def settle(world: World, nodes: list[Node]) -> None:
+    """Let the nodes release what nothing uses; most have done so long before the end of the time for it.
+
+    Args:
+        world: of the run.
+        nodes: all of them.
+    """
+    until = world.now + QUIET_S
+    gc.collect()
+    while world.now < until and not world.violations and not all(node.is_bare for node in nodes):
+        world.run(min(until, world.now + LOOK_S))
+        gc.collect()
+    world.run(world.now + AFTER_S)
 
 
 def close_noted(violation: Callable[[str], None]) -> Callable[..., None]:

@@ -257,12 +257,13 @@ class Trap:
     """A fault that comes with a message.
 
     Attributes:
-        kind: of the message: a field of a frame.
+        kind: of the message: a field of a frame; or with a dot, and a field of it that is set.
         left: how many of them are to come.
         delay_s: from the message, as it is sent, to the fault.
         then: called with the receiver's host.
         receiver: the host that it must be for; empty: any.
         stream: the stream of the last one.
+        is_over: whether the fault has come.
     """
 
     kind: str
@@ -271,10 +272,14 @@ class Trap:
     then: Callable[[str], None]
     receiver: str = ""
     stream: Any = None
+    is_over: bool = False
 
     def is_for(self, receiver: str, frame: Any) -> bool:
         """Return whether a frame has such a message."""
-        return self.receiver in ("", receiver) and self.kind in {field.name for field, _ in frame.ListFields()}
+        kind, _, part = self.kind.partition(".")
+        if self.receiver not in ("", receiver) or kind not in {field.name for field, _ in frame.ListFields()}:
+            return False
+        return not part or any(getattr(one, part) for one in getattr(frame, kind))
 
 
 class Network:

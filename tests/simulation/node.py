@@ -45,7 +45,7 @@ from .daemon import Lives
 from .heads import standby_address, start_standby
 from .links import BACKLOG_S, Lasting, SimAdmission
 from .members import ActorHost, Driver, Member, Worker
-from .program import SLOTS, VALUE, ActorSpec, Program, TaskSpec
+from .program import ROOM, SLOTS, VALUE, ActorSpec, Program, TaskSpec
 from .reserving import SLOT
 from .spilling import Disk, SimSpiller
 from .world import World
@@ -56,7 +56,7 @@ ATTEMPTS = 1000  # to get the name of an arena
 BURY_S = (0.0005, 0.03)  # after a death
 RESTART_S = (0.05, 0.4)  # of an uplink
 FORK_S = (0.001, 0.1)  # of an actor's process
-ROOM = "room"  # a resource that actors take
+ROOM_OF_ACTORS = "room"  # a resource that actors take
 PARTS_ARE_LOST = "its parts are lost"
 METHODS = (MethodPlan("call", 0, "", 0, -1, None, False),)
 
@@ -132,7 +132,7 @@ class Node:
         self.segment = _segment(self.world, cluster.store_bytes)
         self.disk = Disk(self) if cluster.family.spills else None
         self.members: dict[int, Member] = {}
-        room = {ROOM: 64 * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
+        room = {ROOM_OF_ACTORS: ROOM * RESOURCE_PARTS} if cpus and cluster.program.actors else {}
         room |= {SLOT: SLOTS * RESOURCE_PARTS} if cpus and cluster.program.groups else {}
         self.total = {"CPU": cpus * RESOURCE_PARTS, **room}
         self._pids = 1 << 20
@@ -518,7 +518,7 @@ class Node:
         if spec.group:
             demand = self.cluster.reserving.demand(member, spec, ())
         else:
-            demand = export(member.store, Demand(parts_of({ROOM: 1}), node=where, soft=True))
+            demand = export(member.store, Demand(parts_of({ROOM_OF_ACTORS: spec.room}), node=where, soft=True))
         cls = self.function(member, 0)
         init = member.store.put(self.value(spec.key, scope))
         session, job = self.segment.session, member.client.job
@@ -550,6 +550,15 @@ class Node:
         """Write the tasks that have not ended into the story of a run that fails."""
         for row in inspect.tasks(self.client) if self.alive else ():
             self.world.say(f"{self.host}: {row}")
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it runs, and keeps no record of a task, an actor or an object; functions last with their drivers."""
+        if not (self.alive and self.daemons.is_alive and self.uplink.process.alive):
+            return False
+        found = usage(self.client)
+        objects = found["objects"] - found["functions"] - len(self.admission._known)
+        return not (found["tasks"] or found["actors"] or objects > 0)
 
     def leftovers(self) -> list[str]:
         """List the records that stay in the arena although nothing uses them."""

@@ -18,6 +18,7 @@ SIZES = (0, 0, 300, 5_000, 20_000, 50_000, 50_000)  # of the padding; large ones
 LARGE = (0, 300, 20_000, 50_000, 50_000, 50_000)
 HOT_BYTES_MIN = 50_000
 BARE_BYTES_MAX = 300
+ROOM = 64  # of each node with workers, for actors
 SLOTS = 1  # of each node with workers; only placement groups take them
 ENDLESS_S = 1e6  # of a task that ends only by its cancellation
 NAMES = ("board", "clock")  # of actors
@@ -93,6 +94,7 @@ class ActorSpec:
         name: of the actor; empty: it has none. Several keys can have one name: those of actors, of which only one
             should exist at a time, and those under which drivers find it.
         concurrency: how many calls it runs at once; their order is free if they are several.
+        room: what it takes of its node's room for actors (`ROOM`) outside of a group.
     """
 
     key: str
@@ -103,6 +105,7 @@ class ActorSpec:
     bundle: int = -1
     name: str = ""
     concurrency: int = 1
+    room: int = 1
 
 
 @dataclass

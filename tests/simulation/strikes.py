@@ -24,7 +24,7 @@ class Strike:
 
     Attributes:
         kind: of the message; see `Trap.kind`.
-        sender, receiver: the numbers of the nodes, from 1; receiver 0: any.
+        sender, receiver: the numbers of the nodes, from 1; 0: any.
         left: how many of these messages are to come; one of these.
         delay_s: from the message to the fault, at most.
         then: the faults; each is a method of `Strikes` and its arguments.
@@ -50,6 +50,7 @@ class Strikes:
         self._cluster, self._network = cluster, cluster.world.network
         self._rng = random.Random(cluster.plan.seed ^ 0xA1)
         self._left = list(strikes)
+        self._receiver = ""  # of the last strike's message
         for one in strikes:  # the names say what may happen, as those of other faults
             cluster.faults.append(f"{one.kind!r} of n{one.sender}: {one.then}")
             cluster.faults += [f"kill the uplink of n{k}" for what, k, *_ in one.then if what == "kill_uplink"]
@@ -61,12 +62,18 @@ class Strikes:
             receiver = f"n{one.receiver}" if one.receiver else ""
             delay_s = one.delay_s * self._rng.random()
             trap = Trap(one.kind, self._rng.choice(one.left), delay_s, lambda host: None, receiver)
-            trap.then = lambda host: self._strike(one, trap.stream)
-            self._network.traps.setdefault(f"n{one.sender}", []).append(trap)
+            trap.then = lambda host: self._strike(one, trap, host)
+            for sender in [one.sender] if one.sender else [node.number for node in self._cluster.nodes]:
+                self._network.traps.setdefault(f"n{sender}", []).append(trap)
 
-    def _strike(self, one: Strike, stream: Any) -> None:
-        if all(driver.is_done for driver in self._cluster.drivers):
+    def _strike(self, one: Strike, trap: Trap, receiver: str) -> None:
+        if trap.is_over or all(driver.is_done for driver in self._cluster.drivers):
             return
+        trap.is_over = True
+        for traps in self._network.traps.values():
+            if trap in traps:
+                traps.remove(trap)
+        self._receiver, stream = receiver, trap.stream
         self._cluster.world.say(f"STRIKE {one}")
         self.next()
         for name, *args in one.then:
@@ -83,6 +90,13 @@ class Strikes:
         """Break the streams between two nodes a moment later; the second notices later still."""
         self._cluster.world.after(after_s, lambda: self.break_between(stream, first, second, between))
 
+    def break_others(self, stream: Any, between: tuple[float, float]) -> None:
+        """Break the streams between the message's receiver and all nodes but its sender; those notice later."""
+        ends = {one.host for one in stream.processes}
+        for node in self._cluster.nodes:
+            if node.host not in ends:
+                self._network.reset(self._receiver, node.host, self._seconds(between))
+
     def stall(self, stream: Any, sender: int, between: tuple[float, float]) -> None:
         """Have what a node sends over the message's stream from now on come late."""
         side = next(k for k, one in enumerate(stream.processes) if one.host == f"n{sender}")
@@ -93,6 +107,10 @@ class Strikes:
         found = self._cluster.nodes[node - 1]
         if found.alive and found.uplink.process.alive:
             found.kill(found.uplink)
+
+    def kill_daemon(self, stream: Any, node: int) -> None:
+        """Kill the daemon of a node."""
+        self._cluster.nodes[node - 1].daemons.kill()
 
     def lose_node(self, stream: Any, node: int) -> None:
         """Lose a node; another one comes in its place."""
