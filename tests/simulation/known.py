@@ -22,14 +22,19 @@ import grpc.aio  # noqa: F401
 import numpy as np  # noqa: F401
 
 import fastrt  # noqa: F401
+from fastrt.cluster import remote_actors  # noqa: F401
+from fastrt.net.grpc import streams  # noqa: F401
+from fastrt.node import cpu_room, placing  # noqa: F401
 from fastrt.store import client  # noqa: F401
+from fastrt.transfer import pull  # noqa: F401
 
+from . import network, reserving  # noqa: F401
 from .mutants import MUTANTS, Mutant, install
 
 TABLE = Path(__file__).with_name("known_seeds.json")
 FOUND_LEAST = 0.95  # of the mutants
 CHUNK = 4  # seeds that one process runs
-FIRST = 40  # seeds of the family that a mutant's aim names, or its known seed
+FIRST = 20  # seeds of the family that a mutant's aim names, or its known seed
 
 
 class Seed(NamedTuple):
