@@ -34,7 +34,7 @@ from .mutants import MUTANTS, Mutant, install
 TABLE = Path(__file__).with_name("known_seeds.json")
 FOUND_LEAST = 0.95  # of the mutants
 CHUNK = 4  # seeds that one process runs
-FIRST = 20  # seeds of the family that a mutant's aim names, or its known seed
+FIRST = 40  # seeds of the family that a mutant's aim names, or its known seed
 
 
 class Seed(NamedTuple):
