@@ -36,7 +36,7 @@ LAYERS = (
     "worker|node|ps|engines|objstore "
     "> tasks|transfer|collective > scheduler|coordination|membership > store|net|durable > config "
     "> _core|devices|exceptions|folders|foreign_text|ids|transitions|versions > "
-    "ray_exceptions > errors|lazy|shortage"
+    "ray_exceptions > errors|lazy|shortage > error_chains"
 )
 # The same inside of the core, whose sub-packages are these.
 CORE_LAYERS = "repair > tasks > objects|collective|tables|refcounts|transfer > memory"

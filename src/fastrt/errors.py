@@ -2,22 +2,23 @@
 
 `except FastrtError` catches every error that fastrt itself reports. If Python has a built-in class for the same kind
 of error (a timeout, a wrong value, no memory), the class inherits from that too, so ordinary `except` clauses work.
-Each docstring says what happened and what to do about it. This module imports nothing of fastrt.
+Each docstring says what happened and what to do about it. Of fastrt, this module imports `error_chains` only.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import traceback
 from functools import lru_cache
 from typing import Any
 
+from fastrt.error_chains import Link, assign, blank, links_of, restore
+
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Part of the file name that compiled frames report; the rest depends on the folder that the wheel was built in.
 _COMPILED_DIR = os.path.join("fastrt", "_core") + os.sep
-_CHAIN_MOST = 50  # exceptions of one chain (causes and contexts) that are sent
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement, not a built-in
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+_named = (__name__, "TaskError")  # the module and the name of the classes of tasks' errors
 
 
 class FastrtError(Exception):
@@ -301,6 +302,7 @@ class TaskError(FastrtError):
         pid: the worker's process id.
         traceback_text: the traceback, formatted in the worker.
         cause: the exception that the function raised, or None if it could not be sent.
+        function_name, traceback_str: Ray's names of `task_name` and `traceback_text`.
     """
 
     task_name: str
@@ -308,11 +310,20 @@ class TaskError(FastrtError):
     traceback_text: str
     cause: BaseException | None
 
-    def __init__(self, task_name: str, pid: int, traceback_text: str, cause: BaseException | None = None) -> None:
-        super().__init__(f"task {task_name!r} failed in process {pid}")
-        self.task_name = task_name
-        self.pid = pid
-        self.traceback_text = traceback_text
+    def __init__(
+        self,
+        task_name: str = "",
+        pid: int | None = None,
+        traceback_text: str = "",
+        cause: BaseException | None = None,
+        *,
+        function_name: str = "",
+        traceback_str: str = "",
+    ) -> None:
+        self.task_name = task_name or function_name
+        self.pid = os.getpid() if pid is None else pid
+        super().__init__(f"task {self.task_name!r} failed in process {self.pid}")
+        self.traceback_text = traceback_text or traceback_str
         self.cause = cause
 
     @staticmethod
@@ -349,8 +360,12 @@ class TaskError(FastrtError):
         return self.traceback_text
 
     def as_instanceof_cause(self) -> TaskError:
-        """Return this error, which is an instance of its cause's type already. Ray's programs call this."""
-        return self
+        """Return this error as an instance of its cause's type, which a task's error is already, for Ray's programs."""
+        if self.cause is None or isinstance(self, type(self.cause)):
+            return self
+        return _make(self.cause, self.task_name, self.pid, self.traceback_text)
+
+    make_dual_exception_instance = as_instanceof_cause
 
     def __str__(self) -> str:
         return f"task {self.task_name!r} failed in process {self.pid}\n{self.traceback_text.rstrip()}"
@@ -358,7 +373,7 @@ class TaskError(FastrtError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Each exception of the chain is pickled separately: if one cannot be pickled, or the receiver cannot restore
         # it, only that one is lost and not the whole error.
-        return _unpickle, (_links_of(self.cause), self.task_name, self.pid, self.traceback_text)
+        return _unpickle, (links_of(self.cause), self.task_name, self.pid, self.traceback_text)
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -406,7 +421,7 @@ def for_users(exc: FastrtError) -> FastrtError:
 def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
     """Build an instance of TaskError and of the cause's type, or of TaskError alone (see `TaskError.wrap`)."""
     # A StopIteration would end the caller's loop over `map(get, refs)` as if there were no more values.
-    if cause is not None and not isinstance(cause, (StopIteration, StopAsyncIteration, GeneratorExit)):
+    if cause is not None and not isinstance(cause, _ENDS_LOOPS):
         try:
             return _make_dual(cause, task_name, pid, traceback_text)
         except Exception:  # user classes may refuse subclassing or construction in any way they like
@@ -422,7 +437,7 @@ def _ends_rays_worker(kind: type[BaseException]) -> bool:
 
 def _make_dual(cause: BaseException, task_name: str, pid: int, traceback_text: str) -> TaskError:
     kind: Any = type(cause)
-    error: TaskError = _blank(_dual_class(kind), cause.args)
+    error: TaskError = blank(_dual_class(kind), cause.args)
     for base in type(cause).__mro__:
         for name, member in vars(base).items():
             # errno, filename, name, value, slots: fields that C keeps outside of __dict__.
@@ -438,131 +453,36 @@ def _make_dual(cause: BaseException, task_name: str, pid: int, traceback_text: s
     return error
 
 
-def assign(exc: BaseException, **fields: Any) -> None:
-    """Set attributes of an exception, even if its class forbids it, as a frozen dataclass does."""
-    for name, value in fields.items():
-        object.__setattr__(exc, name, value)
-
-
-def _blank(kind: type, args: tuple[Any, ...]) -> Any:
-    """Create an instance without running its class's __init__, which may have side effects or need other arguments.
-
-    Python requires the __new__ of the class that defines the instance's layout: the first built-in along __base__.
-    """
-    maker: type = kind
-    while maker.__flags__ & _HEAP_TYPE and maker.__base__ is not None:
-        maker = maker.__base__
-    return maker.__new__(kind, *args)
-
-
 @lru_cache(maxsize=256)
 def _dual_class(kind: type[BaseException]) -> type[TaskError]:
     """The class for one type of cause. The same type always gives the same class, so errors compare by type."""
     if issubclass(TaskError, kind):
         return TaskError
-    space = {"__module__": __name__, "__qualname__": f"TaskError({kind.__qualname__})", "__doc__": kind.__doc__}
+    module, name = _named
+    space = {"__module__": module, "__qualname__": f"{name}({kind.__qualname__})", "__doc__": kind.__doc__}
     bases = (TaskError, WorkerCrashedError, kind) if _ends_rays_worker(kind) else (TaskError, kind)
-    return type(f"TaskError({kind.__name__})", bases, space)
+    return type(f"{name}({kind.__name__})", bases, space)
 
 
-# One pickled exception of a chain: its bytes (None if it cannot be pickled), the positions of its cause and context in
-# the list of links, and its __suppress_context__.
-_Link = tuple[bytes | None, int | None, int | None, bool]
+def name_as_ray() -> None:
+    """Give the errors of tasks the names that they have on Ray, such as `RayTaskError(ValueError)`, in this process."""
+    global _named
+    _named = ("ray.exceptions", "RayTaskError")
+    _dual_class.cache_clear()
 
 
-def _links_of(cause: BaseException | None) -> list[_Link]:
-    """Pickle an exception and its causes and contexts; the exception itself comes first."""
-    if cause is None:
-        return []
-    chain, places = [cause], {id(cause): 0}
-    for exc in chain:  # grows meanwhile
-        for other in (exc.__cause__, exc.__context__):
-            if other is not None and id(other) not in places and len(chain) < _CHAIN_MOST:
-                places[id(other)] = len(chain)
-                chain.append(other)
-    return [
-        (_to_bytes(exc), places.get(id(exc.__cause__)), places.get(id(exc.__context__)), exc.__suppress_context__)
-        for exc in chain
-    ]
+def _unpickle(links: list[Link], task_name: str, pid: int, traceback_text: str) -> TaskError:
+    cause = restore(links)
+    error = _make(cause, task_name, pid, traceback_text)
+    if cause is not None and not isinstance(error, type(cause)) and not isinstance(cause, _ENDS_LOOPS):
+        import logging  # here: `import fastrt` is light
 
-
-def _to_bytes(exc: BaseException) -> bytes | None:
-    """Pickle an exception; part by part if it cannot be pickled and restored as a whole."""
-    import cloudpickle  # here: only a failed task pays for the import, and this module stays light
-
-    try:
-        data = bytes(cloudpickle.dumps(exc))
-        if isinstance(pickle.loads(data), BaseException):
-            return data
-    except BaseException:  # a user's __reduce__ or __init__ may raise anything; the worker must survive it
-        pass
-    try:
-        return bytes(cloudpickle.dumps(_parts_of(exc, frozenset())))
-    except BaseException:
-        return None
-
-
-class _Parts:
-    """The type, arguments and attributes of an exception, which is restored without calling its class's methods."""
-
-    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        self.kind, self.args, self.fields = kind, args, fields
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _put_together, (self.kind, self.args, self.fields)
-
-
-def _put_together(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
-    exc: BaseException = _blank(kind, args)
-    exc.__dict__.update(fields)
-    return exc
-
-
-def _parts_of(exc: BaseException, outer: frozenset[int]) -> _Parts:
-    outer |= {id(exc)}
-    args = tuple(_portable(arg, outer) for arg in exc.args)
-    return _Parts(type(exc), args, {name: _portable(value, outer) for name, value in vars(exc).items()})
-
-
-def _portable(value: Any, outer: frozenset[int]) -> Any:
-    """Return the value if it can be pickled, else its `repr`.
-
-    Of the exceptions in it, as a group has them in a list, only the parts that cannot be pickled become their `repr`.
-
-    Args:
-        value: an argument or attribute of an exception, or an item of one.
-        outer: ids of the exceptions and containers around it, as one of them may contain itself.
-    """
-    import cloudpickle
-
-    try:
-        pickle.loads(cloudpickle.dumps(value))
-        return value
-    except Exception:  # a user's class may refuse in any way it likes
-        pass
-    if id(value) not in outer:
-        if isinstance(value, BaseException):
-            return _parts_of(value, outer)
-        if type(value) in (list, tuple):
-            return type(value)(_portable(one, outer | {id(value)}) for one in value)
-    return repr(value)
-
-
-def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str) -> TaskError:
-    chain: list[BaseException | None] = []
-    for data, _, _, _ in links:
-        try:
-            exc = None if data is None else pickle.loads(data)
-        except Exception:  # the class is missing here
-            exc = None
-        chain.append(exc if isinstance(exc, BaseException) else None)
-    for exc, (_, cause, context, suppress) in zip(chain, links, strict=True):
-        if exc is not None:
-            assign(exc, __cause__=None if cause is None else chain[cause])
-            assign(exc, __context__=None if context is None else chain[context])
-            # A library that pickles tracebacks, such as tblib, restores them with this frame and its callers: a cycle.
-            assign(exc, __suppress_context__=suppress, __traceback__=None)
-    return _make(chain[0] if chain else None, task_name, pid, traceback_text)
+        kind, variable = _named[1], "ray_task_error" if _named[0] != __name__ else "task_error"
+        logging.getLogger("fastrt").warning(
+            "%s, which task %r raised, cannot be a base of another class. This exception is raised as %s only. "
+            "You can use `%s.cause` to access the user exception.", type(cause), task_name, kind, variable,
+        )  # fmt: skip
+    return error
 
 
 # Codes of the compiled core (FRT_* in _core/include/layout.h). Two never leave it and have no class:

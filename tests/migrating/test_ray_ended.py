@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fastrt import ray
-from fastrt.ray.util.state import get_worker, list_nodes, list_tasks, list_workers
+from fastrt.ray.util.state import get_worker, list_actors, list_nodes, list_tasks, list_workers
 from fastrt.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
@@ -151,3 +151,13 @@ def test_other_programs_of_the_session(session, ended):
     done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, check=True)
     assert ended(int(done.stdout))[0] == "INTENDED_USER_EXIT"
     assert list_nodes()[0].state == "ALIVE"
+
+
+def test_number_of_dead_actors_that_are_listed(session, wait_until, monkeypatch):
+    monkeypatch.setenv("RAY_maximum_gcs_destroyed_actor_cached_count", "2")
+    actors = [Ends.options(lifetime="detached").remote() for _ in range(3)]
+    ray.get([actor.pid.remote() for actor in actors])
+    assert [row.state for row in list_actors()] == ["ALIVE"] * 3
+    for actor in actors:
+        ray.kill(actor)
+    wait_until(lambda: [row.state for row in list_actors()] == ["DEAD"] * 2, "two rows of dead actors")

@@ -177,3 +177,40 @@ def test_deprecated_marks_say_so():
     with pytest.raises(ValueError, match="Unknown kwargs"):
         annotations.Deprecated(reason="x")
     assert issubclass(RaySystemError, RayError)
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "words"),
+    [
+        (
+            {"max_retries": 0.5},
+            pow,
+            "keyword 'max_retries' must be .*'int'>, <class 'NoneType.* received type .*'float'",
+        ),
+        ({"max_restarts": 0.5}, Exception, "The type of keyword 'max_restarts' must be"),
+        ({"_metadata": 3.14}, Exception, "The type of keyword '_metadata' must be"),
+        ({"num_returns": 0.5}, pow, "The type of keyword 'num_returns' must be .*'int'>, <class 'str'>"),
+        ({"max_calls": -1}, pow, "'max_calls' only accepts None, 0 or a positive integer"),
+        ({"max_retries": -2}, pow, "'max_retries' only accepts None, 0, -1 or a positive integer, where -1 represents"),
+        ({"max_task_retries": -2}, Exception, "'max_task_retries' only accepts None, 0, -1 or a positive integer"),
+        (
+            {"num_returns": -1},
+            pow,
+            '\'num_returns\' only accepts None, a non-negative integer, "streaming" .*"dynamic"',
+        ),
+        ({"num_gpus": 1e-7}, pow, "quantity of resource num_gpus cannot go beyond 0.0001"),
+        ({"resources": {"own": 1e-7}}, pow, "quantity of resource own cannot go beyond 0.0001"),
+    ],
+)
+def test_options_are_refused_in_words_of_ray(options, target, words):
+    with pytest.raises((TypeError, ValueError), match=words) as info:
+        ray.remote(**options)(target)
+    assert isinstance(info.value, TypeError if "type of keyword" in str(info.value) else ValueError)
+
+
+def test_options_that_only_the_declaration_takes():
+    with pytest.raises(ValueError, match=r"Setting 'max_calls' is not supported in '\.options"):
+        one.options(max_calls=1)
+    with pytest.raises(ValueError, match=r"Setting 'concurrency_groups' is not supported in '\.options"):
+        Holder.options(concurrency_groups={"io": 2})
+    assert ray.remote(max_calls=3)(pow).options(name="again").options(max_calls=None)

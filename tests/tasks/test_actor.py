@@ -242,6 +242,7 @@ def test_dir_has_what_a_shell_completes(rt):
     }  # fmt: skip
     actor = remote.remote()
     assert shown(actor) == {"add", "forget"}
+    assert set(dir(actor)) == {"__init__", "__ray_call__", "__ray_ready__", "__ray_terminate__", "add", "forget"}
     assert shown(actor.add) == {"bind", "options", "remote"}
     assert shown(fastrt.remote(shown)) == {"bind", "function", "options", "remote"}
 

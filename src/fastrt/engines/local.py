@@ -26,13 +26,13 @@ from fastrt._core.tasks.tasks import PATH_STEP
 from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.engines.local_actor import LocalActor, may_retry, outside_of_loops
+from fastrt.error_chains import assign
 from fastrt.errors import (
     GetTimeoutError,
     ObjectStoreFullError,
     SerializationError,
     TaskError,
     UnsupportedError,
-    assign,
     format_user_traceback,
 )
 from fastrt.store import engine as engines

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-from fastrt.errors import FastrtError
+from fastrt.errors import FastrtError, name_as_ray
 from fastrt.ray import refusals
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
@@ -56,7 +56,7 @@ class Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make `import ray` give `fastrt.ray` in this process and in its children.
+    """Make `import ray` give `fastrt.ray` in this process and in its children, with Ray's names of tasks' errors.
 
     Raises:
         FastrtError: this process has imported Ray itself.
@@ -66,6 +66,7 @@ def install() -> None:
     if not any(isinstance(one, Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, Finder())
     sys.modules[_RAY] = importlib.import_module(_OURS)
+    name_as_ray()
     _name_loaded()
     if PATH not in sys.path:
         sys.path.insert(min(1, len(sys.path)), PATH)  # the first one is the program's folder

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt.errors import FastrtError
-from fastrt.ray import runtime_env
+from fastrt.ray import option_words, runtime_env
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import actor_handle
@@ -107,7 +107,14 @@ class _Function(RemoteFunction[..., Any, Any]):
     _captured_max = _CAPTURED_MAX
 
     def __init__(self, function: Any, **options: Any) -> None:
+        option_words.check(options)
         super().__init__(function, **runtime_env.without_unknown(options))
+
+    if not TYPE_CHECKING:
+
+        def options(self, **options: Any) -> Any:
+            option_words.check_changes(FUNCTIONS, options)
+            return super().options(**options)
 
     def _bind(self) -> Any:
         _check_strategy(self._settings.given.get("scheduling_strategy"))
@@ -121,7 +128,14 @@ class _Class(ActorClass[..., Any]):
 
     def __init__(self, cls: type, *more: Any, **options: Any) -> None:
         check_namespace(options.get("namespace"))
+        option_words.check(options)
         super().__init__(cls, *more, **runtime_env.without_unknown(options))
+
+    if not TYPE_CHECKING:
+
+        def options(self, **options: Any) -> Any:
+            option_words.check_changes(CLASSES, options)
+            return super().options(**options)
 
     def _bind(self) -> Any:
         _check_strategy(self._options["scheduling_strategy"])

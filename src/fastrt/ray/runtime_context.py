@@ -233,6 +233,10 @@ class RuntimeContext:
         """Return the folder that has the session's folder."""
         return os.path.dirname(os.path.dirname(self.gcs_address))
 
+    def get_dashboard_url(self) -> str:
+        """Return "": Ray's dashboard is not part of fastrt, and `fastrt dashboard` prints the address of fastrt's."""
+        return ""
+
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """Return the devices of the task or actor by their resource, such as GPU."""
         return {**{name: [] for name in _WITHOUT_DEVICES}, **self._now.accelerator_ids}

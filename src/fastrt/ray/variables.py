@@ -1,4 +1,4 @@
-"""Variables of Ray that change the node that `ray.init` starts."""
+"""Variables of Ray that change the node that `ray.init` starts, and the list of dead actors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastrt.foreign_text import read_object
 FOLDER = "RAY_TMPDIR"
 _OVERRIDE = "RAY_OVERRIDE_RESOURCES"
 _FOLDING = "RAY_DEDUP_LOGS"
+_DEAD_ACTORS = "RAY_maximum_gcs_destroyed_actor_cached_count"
 _OWN_FOLDER = "FASTRT_RUNTIME_DIR"
 
 
@@ -31,6 +32,12 @@ def runtime_dir(temporary: str | None) -> str | None:
 def of_output() -> dict[str, bool]:
     """Return the setting for which RAY_DEDUP_LOGS=0 stands: each line of the workers is printed."""
     return {"log_fold": False} if os.environ.get(_FOLDING) == "0" else {}
+
+
+def dead_actors_kept() -> int | None:
+    """Return how many dead actors are listed; None: all that are known."""
+    text = os.environ.get(_DEAD_ACTORS, "")
+    return int(text) if text.isdecimal() else None
 
 
 def override(about: dict[str, Any], resources: Mapping[str, float] | None) -> Mapping[str, float] | None:

@@ -361,7 +361,9 @@ class ActorHandle(Generic[Instance]):
         )
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(which.name for which in plan_of(self).methods)})
+        # What a shell completes: the class's methods, as in Ray, and those of every actor.
+        methods = {which.name for which in plan_of(self).methods} - {CALL}
+        return sorted(methods | {"__init__", "__ray_call__", *OWN})
 
     @property
     def _actor_id(self) -> ActorID:

@@ -20,7 +20,8 @@ from typing import Any
 from fastrt._core.objects import pending
 from fastrt._core.tasks import tally
 from fastrt._core.tasks import tasks as core
-from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_traceback
+from fastrt.error_chains import assign
+from fastrt.errors import TaskCancelledError, TaskError, format_user_traceback
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef

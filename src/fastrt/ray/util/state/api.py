@@ -13,6 +13,7 @@ from fastrt._core.memory import clients
 from fastrt.errors import UnsupportedError
 from fastrt.ids import ActorID, JobID, NodeID, TaskID, WorkerID
 from fastrt.observe.ended import outcomes
+from fastrt.ray import variables
 from fastrt.ray.cluster import nodes
 from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
@@ -75,7 +76,9 @@ def list_actors(
     """
     found = [_actor(row) for row in _rows("actors", timeout)]
     known = {one.actor_id for one in found}
-    return _select(ActorState, [*found, *(one for one in _ended_actors() if one.actor_id not in known)], filters, limit)
+    found += (one for one in _ended_actors() if one.actor_id not in known)
+    dead = [one for one in found if one.state == "DEAD"][: variables.dead_actors_kept()]
+    return _select(ActorState, [*(one for one in found if one.state != "DEAD"), *dead], filters, limit)
 
 
 def list_tasks(
