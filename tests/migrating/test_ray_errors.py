@@ -26,7 +26,15 @@ def fail():
 def fail_again(value):
     return value
 
+@ray.remote
+def seen():
+    try:
+        ray.get(fail.remote())
+    except ValueError as exc:
+        return repr(exc)
+
 ray.init(num_cpus=1)
+print(ray.get(seen.remote()))
 for ref in (fail.remote(), fail_again.remote(fail.remote())):
     try:
         ray.get(ref)
@@ -58,7 +66,7 @@ def test_errors_have_their_names_on_ray(runtime_dir):
     command = [sys.executable, "-m", "fastrt.ray", "-c", NAMES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=env)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "RayTaskError(Own)('text') ray.exceptions True True\n" * 2
+    assert done.stdout == "RayTaskError(Own)('text')\n" + "RayTaskError(Own)('text') ray.exceptions True True\n" * 2
 
 
 def test_error_is_made_by_the_constructor_of_ray():

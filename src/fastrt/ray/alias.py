@@ -70,9 +70,14 @@ def install() -> None:
     _name_loaded()
     if PATH not in sys.path:
         sys.path.insert(min(1, len(sys.path)), PATH)  # the first one is the program's folder
-    given = os.environ.get("PYTHONPATH", "")
-    if PATH not in given.split(os.pathsep):
+    if not is_inherited():
+        given = os.environ.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join([PATH, *filter(None, [given])])
+
+
+def is_inherited() -> bool:
+    """Whether a parent process of this one, or this one, has called `install`."""
+    return PATH in os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _name_loaded() -> None:
