@@ -88,6 +88,10 @@ def test_strategy_that_is_another_text_is_refused_at_the_call(rt):
     ):
         with pytest.raises(ValueError, match="Invalid scheduling_strategy value"):
             call()
+    without = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(placement_group=None)
+    for target in (one, Holder):
+        with pytest.raises(ValueError, match="placement_group needs to be an instance of PlacementGroup"):
+            target.options(scheduling_strategy=without).remote()
     assert ray.get(one.options(scheduling_strategy="SPREAD").remote()) == 1
 
 

@@ -42,6 +42,7 @@ def test_context_is_a_mapping_of_addresses_and_ends_the_session(program):
             assert dict(context) == context.address_info and len(context) == len(context.address_info)
             assert os.path.samefile(os.path.dirname(context["address"]), context["session_dir"])
             assert ray.get_runtime_context().get_node_labels()["zone"] == "a"
+            assert ray.get_runtime_context().get_dashboard_url() == context.dashboard_url == ""
             assert {"GPU", "TPU", "FURIOSA"} <= set(ray.get_runtime_context().get_accelerator_ids())
             assert ray.nodes()[0]["alive"] and ray.nodes()[0]["NodeManagerAddress"] == context["node_ip_address"]
             assert ray.nodes()[0].get("NodeManagerPort") is None
@@ -224,6 +225,41 @@ def test_init_without_an_address_joins_the_node_that_runs_here(program, runtime_
         assert program(code).finish()[0] == "done\n"
     finally:
         node.stop()
+
+
+def test_auto_joins_the_session_of_another_program(program):
+    """The latest one that runs; a program that gives no address starts one of its own."""
+    one = program(
+        """
+        import os, subprocess, sys
+        from fastrt import ray
+
+        INNER = (
+            "import sys\\n"
+            "from fastrt import ray\\n"
+            "context = ray.init(*sys.argv[1:], namespace='shared')\\n"
+            "print(context['node_id'], *ray.util.list_named_actors())\\n"
+        )
+        @ray.remote
+        class Total:
+            def add(self, value):
+                return value + 1
+
+        def joined(*address):
+            return subprocess.run([sys.executable, "-c", INNER, *address], capture_output=True, text=True)
+
+        assert "fastrt start --head" in joined("auto").stderr
+        with ray.init(num_cpus=1, object_store_memory=64 << 20):
+            pass
+        with ray.init(num_cpus=1, object_store_memory=64 << 20, namespace="shared") as context:
+            actor = Total.options(name="total").remote()
+            assert joined("auto").stdout == f"{context['node_id']} total\\n"
+            assert context["node_id"] not in joined().stdout
+            assert ray.get(actor.add.remote(1)) == 2
+        print("done")
+        """
+    )
+    assert one.finish()[0] == "done\n"
 
 
 def test_a_session_without_cpus_runs_actors_and_tasks_that_ask_for_none(program):

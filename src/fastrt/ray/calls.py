@@ -14,6 +14,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks import actor_handle
 from fastrt.tasks.actor_class import ActorClass
 from fastrt.tasks.options import CLASSES, FUNCTIONS, OF_RAY, OPTIONS, check_names, from_ray
+from fastrt.tasks.placement_group import PlacementGroupSchedulingStrategy
 from fastrt.tasks.remote import RemoteFunction
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def _check_strategy(strategy: Any) -> None:
             f"Invalid scheduling_strategy value {strategy}. Valid values are "
             '["DEFAULT" | "SPREAD" | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy]'
         )
+    if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is None:
+        raise ValueError("placement_group needs to be an instance of PlacementGroup")
 
 
 def _remote(*targets: Any, **options: Any) -> Any:

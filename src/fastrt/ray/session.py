@@ -22,7 +22,7 @@ from fastrt.ray.logs import LoggingConfig
 from fastrt.ray.refusals import refuse
 from fastrt.ray.util.addresses import get_node_ip_address
 from fastrt.runtime import driver
-from fastrt.runtime.nodefile import latest_node
+from fastrt.runtime.nodefile import latest_node, latest_session
 from fastrt.runtime.session import Runtime
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -175,7 +175,8 @@ def init(
     Args:
         address: `host:port`, or the address of another program's context: join that session. None or "auto": join the
             one that the variable FASTRT_ADDRESS or RAY_ADDRESS names, else the node of `fastrt start` on this machine,
-            the latest one if there are several; without one, None starts a session. "local": start one.
+            the latest one if there are several; without one, None starts a session, and "auto" joins the latest one
+            that another program has started. "local": start one.
         num_cpus, num_gpus, resources, labels, object_store_memory: of the node of a session that is started. With
             num_cpus=0 it runs actors, and tasks with `num_cpus=0`. Parts of a byte are rounded down.
         local_mode: run everything in this process.
@@ -289,7 +290,9 @@ def find_session(address: str | None, runtime_dir: Any = None) -> str | None:
             f"fastrt: nodes of several clusters run here; ray.init joins the latest one, {node.head}. "
             f"{_ADDRESS} chooses another one\n"
         )
-    return given if node is None else node.head
+    if node is None:
+        return (latest_session(config.runtime_dir) if given == "auto" else None) or given
+    return node.head
 
 
 def amount(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from fastrt.errors import AttachError, FastrtError
 from fastrt.folders import has_private_folder, read_private, replace_private
 from fastrt.foreign_text import read_object
 from fastrt.net.address import is_same
+from fastrt.store.join import answers
 
 _NAME = "cluster.json"
 
@@ -104,6 +106,21 @@ def latest_node(runtime_dir: Path) -> tuple[NodeFile | None, bool]:
     """
     nodes = nodes_here(runtime_dir)
     return max(nodes, key=lambda node: node.start_time, default=None), len({node.head for node in nodes}) > 1
+
+
+def latest_session(runtime_dir: Path) -> str | None:
+    """Return the socket of this user's session on this machine that started last; None: none runs.
+
+    Raises:
+        UnsafeFolderError: another user could have made the sockets in the folder.
+    """
+    if not has_private_folder(runtime_dir, RUNTIME_FOLDER):
+        return None
+    found: list[tuple[int, str]] = []
+    for path in runtime_dir.glob("*/node.sock"):
+        with contextlib.suppress(FileNotFoundError):  # it ends at the moment
+            found.append((path.stat().st_mtime_ns, str(path)))
+    return next((path for _, path in sorted(found, reverse=True) if answers(path)), None)
 
 
 def find_node(runtime_dir: Path, address: str) -> NodeFile:
