@@ -15,7 +15,7 @@ import pytest
 import fastrt
 from fastrt._core.memory.clients import KIND_WORKER, table
 from fastrt._core.objects.functions import function_name
-from fastrt._core.tasks import actors
+from fastrt._core.tasks import actors, tally
 from fastrt.store import client as store_client
 from support.on_ray import needs_ray, on_ray
 from support.ray_env import python_with_ray
@@ -90,7 +90,10 @@ def test_program_says_the_same_on_ray(name, runtime_dir):
 
 
 class Killer:
-    """Kills a worker, or the process of an actor of some class, now and then."""
+    """Kills a worker, or the process of an actor of some class, now and then, if a task has succeeded since the last.
+
+    On a busy machine all would else be killed before they have begun, and the program would make no progress.
+    """
 
     def __init__(self, cls):
         self._cls = cls
@@ -120,14 +123,17 @@ class Killer:
         return pids
 
     def _run(self):
+        before = -1
         while not self._stop.wait(self._random.uniform(0.03, 0.12)):
-            pids = self._victims()
+            succeeded = sum(row[-1][0] for row in tally.outcomes(store_client.require().client))
+            pids = self._victims() if succeeded != before else []
             if pids:
                 try:
                     os.kill(self._random.choice(pids), signal.SIGKILL)
                 except ProcessLookupError:
                     continue
                 self.killed += 1
+                before = succeeded
 
 
 @pytest.mark.long
