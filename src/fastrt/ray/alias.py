@@ -76,7 +76,7 @@ def install() -> None:
 
 
 def is_inherited() -> bool:
-    """Whether a parent process of this one, or this one, has called `install`."""
+    """Return whether this process or a parent of it has called `install`."""
     return PATH in os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
