@@ -134,8 +134,11 @@ class CpuRoom:
     def _count(self, able: list[int], size: int, now: float) -> int | None:
         """Return how many of the workers that can run may take tasks of one CPU from now on; None: as many as before.
 
-        Too many are parked once they have not changed for `_CALM_S`; then each change counts, until there are many.
+        Too many are parked once they have not changed for `_CALM_S`; then each change counts, until there are many. One
+        that wakes has fallen asleep before, so it counts for two; those that are only gone may have been stopped, many
+        at a time.
         """
+        before, size_before = self._state
         if (able, size) == self._state:
             if len(able) <= size or now < self._calm_at:
                 return None
@@ -143,7 +146,7 @@ class CpuRoom:
             return size
         if now >= self._window_at:
             self._changes, self._window_at = 0, now + _CALM_S
-        self._changes += 1
+        self._changes += 2 * (not set(able) <= set(before)) + (size != size_before)
         self._state, self._calm_at = (able, size), now + _CALM_S
         if not self._parked:
             return None
