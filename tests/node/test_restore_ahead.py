@@ -73,6 +73,15 @@ def test_value_that_found_no_room_after_all_is_not_tried_again_and_takes_no_room
     assert ahead.decide(wanted[:1], 12 * MIB, False) == [Step(0, 100, True)]
 
 
+def test_value_that_found_no_room_at_first_is_restored_once_there_is_room():
+    ahead = RestoreAhead(STORE)
+    wanted = rows(MIB, MIB)
+    assert ahead.decide(wanted, STORE, True) == [Step(0, 100, False), Step(1, 101, False)]
+    assert ahead.decide(wanted, STORE // 8 + MIB, False) == [Step(0, 100, True)]
+    assert ahead.decide(wanted, STORE, False) == [Step(1, 101, True)]
+    assert ahead.decide(wanted, STORE, False) == []
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_free_share_is_kept_under_random_queues(seed):
     rng = random.Random(seed)

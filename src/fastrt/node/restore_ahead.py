@@ -2,7 +2,7 @@
 
 The arguments of the next ready tasks are restored from files, or fetched from other nodes, while there is free memory,
 in the order of the queue. No other value is pushed out for them, and a share of the store stays free. Those in files
-that find no room are read into the page cache, from which the worker maps them.
+that find no room are read into the page cache, from which the worker maps them, and restored once there is room.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class RestoreAhead:
         room = 0 if is_pressed else free - self._margin - restoring
         steps = []
         for index, objref, nbytes in wanted:
-            if objref in self._begun:
+            begun = self._begun.get(objref)
+            if begun is not None and (begun[1] or nbytes > room):
                 continue
+            if begun is not None:  # it found no room at first
+                cached -= nbytes
             restores = nbytes <= room
             if restores and restoring and restoring + nbytes > self._at_once:
                 break  # until earlier ones have come
