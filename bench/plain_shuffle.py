@@ -29,7 +29,7 @@ PIECE = struct.Struct("<II")  # of which task of the first step, and for which o
 
 
 def serve(listening: socket.socket, folder: Path, nbytes: int) -> None:
-    """Send the pieces of this process's tasks to whoever asks, a thread for each connection."""
+    """Send the pieces of this process's tasks, in a thread for each connection."""
     while True:
         connection, _ = listening.accept()
         threading.Thread(target=send, args=(connection, folder, nbytes), daemon=True).start()
