@@ -553,12 +553,13 @@ class Node:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it runs, and keeps no record of a task, an actor or an object; functions last with their drivers."""
+        """Whether it runs, and keeps no file, and no record but of drivers' functions."""
         if not (self.alive and self.daemons.is_alive and self.uplink.process.alive):
             return False
         found = usage(self.client)
         objects = found["objects"] - found["functions"] - len(self.admission._known)
-        return not (found["tasks"] or found["actors"] or objects > 0)
+        files = self.disk is not None and self.disk.names()
+        return not (found["tasks"] or found["actors"] or objects > 0 or files)
 
     def leftovers(self) -> list[str]:
         """List the records that stay in the arena although nothing uses them."""

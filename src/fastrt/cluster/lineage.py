@@ -173,6 +173,7 @@ class Lineage:
         self._nbytes = 0
         self.wanted: Counter[int] = Counter()
         self.making: set[int] = set()
+        self._waiting: list[tuple[Made, Origin, str]] = []  # rebuilds from tasks that have not ended
         self.on_store: Callable[[ObjectRef], None] = lambda ref: None
         self.on_drop: Callable[[int], None] = lambda objref: None
 
@@ -424,12 +425,28 @@ class Lineage:
             why = "no task returned it, but an actor's method or a generator, or it was an argument: it is gone"
             made.fail(ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
             return
+        if self._is_open(origin.record):
+            self._waiting.append((made, origin, lost))
+            return
         try:
             source = self._run_again(origin.record, lost)[origin.result]
         except FastrtError as exc:
             made.fail(exc)
             return
         self._watch(made, origin.path, f"{origin.record.name!r}: {lost}", source)
+
+    def _is_open(self, record: Record) -> bool:
+        """Return whether a task has not ended: it has other results to make, and would run twice at the same time."""
+        stored = self._records.get(weakref.ref(record))
+        if stored is None or record.results:
+            return False
+        return not submission.has_ended(self._client, stored.form.task, stored.form.id)
+
+    def go_on(self) -> None:
+        """Rebuild the lost results of tasks that have ended meanwhile."""
+        waiting, self._waiting = self._waiting, []
+        for made, origin, lost in waiting:
+            self.rebuild(made, origin, lost)
 
     def _run_again(self, record: Record, lost: str) -> list[ObjectRef]:
         """Return the results of the task's next run; start that run unless it was started already."""

@@ -99,6 +99,7 @@ class NodeTables:
     def tidy(self) -> Container[int]:
         """Forget what nothing uses any more; return the numbers of the objects that this process still needs."""
         self._break_circles()
+        self.lineage.go_on()
         return AnyOf(self.remote.tidy(), self.lineage.wanted)
 
     def _break_circles(self) -> None:
