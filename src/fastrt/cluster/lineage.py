@@ -436,9 +436,9 @@ class Lineage:
         self._watch(made, origin.path, f"{origin.record.name!r}: {lost}", source)
 
     def _is_open(self, record: Record) -> bool:
-        """Return whether a task has not ended: it has other results to make, and would run twice at the same time."""
+        """Return whether a task may run again but has not ended: it would run twice at the same time."""
         stored = self._records.get(weakref.ref(record))
-        if stored is None or record.results:
+        if stored is None or record.results or record.left < 1:
             return False
         return not submission.has_ended(self._client, stored.form.task, stored.form.id)
 
