@@ -36,7 +36,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster import daemon_link, head, large_values, lineage, outbox, remote_values, uplink, value_traffic
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, ObjectStoreFullError, WorkerCrashedError
@@ -280,12 +279,8 @@ class Cluster:
     def check_objects(self) -> None:
         """Check that no object is left: drivers and functions are gone."""
         for node in self.nodes:
-            left = usage(node.client)
-            functions = left["functions"] + len(node.admission._known)
-            if left["objects"] > functions:
-                self.world.violation(f"{node.host}: {left['objects']} objects are left, {functions} are expected")
-            if node.disk is not None and node.disk.names():
-                self.world.violation(f"{node.host}: files of values are left: {node.disk.names()}")
+            for line in node.kept_values():
+                self.world.violation(line)
 
     # ---- the run ----
 

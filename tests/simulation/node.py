@@ -553,13 +553,22 @@ class Node:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it runs, and keeps no file, and no record but of drivers' functions."""
+        """Return whether it runs, and keeps no file, and no record but of drivers' functions."""
         if not (self.alive and self.daemons.is_alive and self.uplink.process.alive):
             return False
         found = usage(self.client)
-        objects = found["objects"] - found["functions"] - len(self.admission._known)
-        files = self.disk is not None and self.disk.names()
-        return not (found["tasks"] or found["actors"] or objects > 0 or files)
+        return not (found["tasks"] or found["actors"] or self.kept_values())
+
+    def kept_values(self) -> list[str]:
+        """List the objects and files of values that are left; functions last with their drivers."""
+        found = usage(self.client)
+        functions = found["functions"] + len(self.admission._known)
+        said = []
+        if found["objects"] > functions:
+            said.append(f"{self.host}: {found['objects']} objects are left, {functions} are expected")
+        if self.disk is not None and self.disk.names():
+            said.append(f"{self.host}: files of values are left: {self.disk.names()}")
+        return said
 
     def leftovers(self) -> list[str]:
         """List the records that stay in the arena although nothing uses them."""

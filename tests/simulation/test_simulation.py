@@ -122,7 +122,7 @@ def test_many_seeds_hold(first, count):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_seeds_of_large_programs_hold():
-    """As `make simulate TASKS=500`, which runs 1,000 of them."""
+    """Programs of 500 tasks hold on five nodes with faults; `make simulate TASKS=500` runs 1,000 seeds of these."""
     size = ("--nodes", "5", "--tasks", "500", "--drivers", "4", "--faults", "8", "--retries")
     ran = simulate("--seed", "1", "--seeds", "10", *size, "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
