@@ -135,6 +135,7 @@ class Lane:
     def scene(self, store_bytes: int = STORE_BYTES) -> Scene:
         scene = Scene(store_bytes)
         scene.leave_one_dead()
+        scene.leave_one_cancelled()
         scene.submit_all()
         scene.call_all()
         scene.stream_all()

@@ -173,6 +173,17 @@ class Scene:
         client.abandon()
         self.dead.append((client.index, client.gen))
 
+    def leave_one_cancelled(self) -> None:
+        """A client that was cancelled by force in the middle of its task, and is gone."""
+        client = self.attach(clients.KIND_WORKER)
+        client.adopt_job(self.client.job)
+        index = handles.describe(self.client, self.function)["index"]
+        function = handles.acquire(client, self.function.objref, index)
+        task = tasks.claim_for(client, work.submit(client, function, work.INT, 36)[0])
+        tasks.cancel_task(client, task, tasks.info(client, task)["id"], True)
+        client.abandon()
+        self.dead.append((client.index, client.gen))
+
     def end_one_late(self, again: bool) -> None:
         """A worker that has ended itself for the sake of a task that ran for too long, and may run again or not."""
         self.client.adopt_job(self.client.job)
