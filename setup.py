@@ -104,7 +104,7 @@ HOT = (
 RARE = (
     *("background", "populate", "private", "segment", "shm", "write_guard"),
     *("actors", "cancel", "fsck", "functions", "generator_relay", "inspect", "mapped", "remote", "spill", "unread"),
-    *("audit", "connections", "dlpack", "groups", "operands", "unread_list"),
+    *("audit", "connections", "dlpack", "groups", "naming", "operands", "unread_list"),
     *("chunk", "failures", "recovery", "stream"),
 )
 if not VARIANT:

@@ -355,6 +355,7 @@ def test_half_of_memory_and_of_each_limit_stays_free(tmp_path):
 
     write("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 12582912 kB")
     assert config.spare_memory(tmp_path) == 4 * GIB
+    assert config.spare_memory(tmp_path, share=0.375) == 2 * GIB
     write("proc/self/cgroup", "0::/a")
     write("sys/fs/cgroup/a/memory.max", "max")
     assert config.spare_memory(tmp_path) == 4 * GIB

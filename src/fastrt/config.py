@@ -73,8 +73,8 @@ class Config:
         memory_threshold: the share of the machine's memory, or of a cgroup's limit, from which on the daemon ends a
             worker that uses much of it, before the kernel ends one: 0.95 for 95 %. 0 or 1: it never does.
         populate_bytes: free memory of the store that the daemon makes ready in the background, so that the first puts
-            run at full speed; never more than leaves half of the machine's memory, and half of the cgroup's limit,
-            free. 0: none; a put that finds none takes 4 MiB from the kernel, and later steps up to 64 MiB.
+            run at full speed; never more than leaves half of the machine's memory, of the cgroup's limit, and of
+            `memory_threshold` free. 0: none; a put that finds none takes 4 MiB, and later steps up to 64 MiB.
         huge_pages: whether the store asks for huge pages; small ones are used where there are none.
         numa: where the store's memory lies on a machine with several nodes of memory: "interleave" spreads it,
             "local" puts a page on the node of the process that first writes there; nothing is populated then.
@@ -748,15 +748,15 @@ def memory_levels(root: Path | None = None) -> list[MemoryLevel]:
     return levels
 
 
-def spare_memory(root: Path | None = None) -> int:
-    """Bytes that can be used while half of the machine's memory, and half of each cgroup's limit, stays free.
+def spare_memory(root: Path | None = None, share: float = 0.5) -> int:
+    """Return the bytes that can be used until a share of the machine's memory, or of a cgroup's limit, is used.
 
     Args:
         root: as for `cgroup_cpus`.
     Returns:
         0 if it is used already. Pages of files that the kernel can drop at once count as free.
     """
-    return max(0, min(level.limit // 2 - level.used for level in memory_levels(root)))
+    return max(0, min(int(level.limit * share) - level.used for level in memory_levels(root)))
 
 
 def cgroup_processes(root: Path | None = None) -> tuple[int | None, int]:

@@ -1,11 +1,13 @@
 """Fresh memory of a session's store is ready before its first put."""
 
 import os
+import threading
 
 import pytest
 
 import fastrt
 from fastrt._core.memory import arena
+from fastrt.config import memory_levels
 from fastrt.store import client as store_client
 
 MIB = 1 << 20
@@ -31,6 +33,15 @@ def test_nothing_is_committed_ahead_where_that_is_switched_off(monkeypatch):
         one = fastrt.remote(lambda: 1)
         assert fastrt.get(one.remote()) == 1  # a worker has joined: the daemon has looked meanwhile
         assert arena.room(client)[1] == 4 * MIB
+
+
+def test_memory_monitor_does_not_find_memory_used_that_no_program_wanted(monkeypatch):
+    monkeypatch.setenv("FASTRT_POPULATE_BYTES", str(1 << 30))
+    threshold = 1.5 * max(level.used / level.limit for level in memory_levels())  # more than half of it is used
+    with fastrt.init(num_workers=1, object_store_memory=256 * MIB, memory_threshold=max(0.01, min(0.99, threshold))):
+        client = store_client.require().client
+        threading.Event().wait(1.5)  # the daemon begins to populate after 0.2 s, and has a processor for it
+        assert arena.room(client)[1] <= 64 * MIB
 
 
 def resident(name: str) -> int:

@@ -82,6 +82,43 @@ def test_pickled_reference_of_another_session_is_refused():
             name(*bad)
 
 
+def test_reference_is_made_of_its_bytes_while_the_object_lives():
+    ref = fastrt.put([1, 2])
+    name = ref.binary()
+    made = [fastrt.ObjectRef(name), fastrt.ObjectRef.from_binary(name), fastrt.ObjectRef.from_hex(ref.hex())]
+    assert made == [ref] * 3
+    del ref, made[1:]
+    assert fastrt.get(made) == [[1, 2]]  # it holds the object as any other does
+    del made
+    with pytest.raises(StaleReferenceError, match=f"has no object {name.hex()}: .* pass the reference itself"):
+        fastrt.ObjectRef(name)
+
+
+def test_task_makes_a_reference_of_the_digits_that_it_is_told():
+    @fastrt.remote
+    def read(digits):
+        return fastrt.get(fastrt.ObjectRef(bytes.fromhex(digits)))
+
+    ref = fastrt.put(42)
+    assert fastrt.get(read.remote(ref.hex())) == 42
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [(b"\0" * 8, StaleReferenceError), (b"1", ValueError), (b"\1" * 28, ValueError), ("0" * 16, TypeError)],
+)
+def test_reference_is_not_made_of_anything_else(wrong, error):
+    with pytest.raises(error):
+        fastrt.ObjectRef(wrong)
+
+
+def test_reference_that_names_an_object_does_not_change():
+    ref, other = fastrt.put(1), fastrt.put(2)
+    with pytest.raises(ValueError, match="names an object already"):
+        ref.__init__(other.binary())
+    assert fastrt.get(ref) == 1
+
+
 def test_position_of_a_contained_reference_means_nothing_outside_of_the_store():
     from fastrt.store.serialize import serialize
 

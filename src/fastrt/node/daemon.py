@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fastrt._core.memory import arena
 from fastrt._core.memory.clients import KIND_DAEMON, KIND_DRIVER, Client, admit, table
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, remote, spill
-from fastrt.config import Config
+from fastrt.config import Config, spare_memory
 from fastrt.errors import LockStuck
 from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
@@ -134,7 +135,7 @@ class Daemon:
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, spill_folder, self._dir, config.spill_fallback, config.spill_url)
         self._ahead = min(_AHEAD_BYTES, config.populate_bytes)
-        self._populator = Populator(self._client, config.populate_bytes, config.huge_pages, config.numa)
+        self._populator = make_populator(self._client, config)
         self._janitor = Janitor(self._store())
         self._selector = selectors.DefaultSelector()
         self._members = Members(self._segment, self._selector, config.log_to_driver)
@@ -537,6 +538,12 @@ class Daemon:
             arena.grow(self._client)
         self._populator.tend(used, committed, most)
         self._staffing.stop_surplus()
+
+
+def make_populator(client: Client, config: Config) -> Populator:
+    """Return the populator of a node, which leaves half of what the memory monitor allows."""
+    spare = partial(spare_memory, share=config.memory_threshold / 2 or 0.5)
+    return Populator(client, config.populate_bytes, config.huge_pages, config.numa, spare)
 
 
 def create_segment(config: Config) -> Segment:

@@ -44,13 +44,12 @@ REFUSED: dict[str, dict[str, str]] = {
     ),
 }
 
-_NOT_MADE = "references are made by put and remote calls only"
 _CORE = "it is an internal of Ray's C++ core"
 _COROUTINE = "the generator's items come from a task, which takes no values back"
 # By class: members and their reasons.
 REFUSED |= {
     "ObjectRef": {
-        **dict.fromkeys(("from_binary", "from_hex", "from_random"), _NOT_MADE),
+        "from_random": "a reference names an object that there is",
         **dict.fromkeys(("call_site", "owner_address", "redis_shard_hash", "tensor_transport"), _CORE),
     },
     "ObjectRefGenerator": dict.fromkeys(("aclose", "asend", "athrow", "send", "throw"), _COROUTINE),

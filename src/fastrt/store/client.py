@@ -662,4 +662,4 @@ def _job() -> str:
 
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
 serializer.install(_job)
-ref_module.install_hooks(restore=_restore, get=get)
+ref_module.install_hooks(restore=_restore, store=require, get=get)

@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic
 
-from fastrt._core.objects import handles
+from fastrt._core.objects import handles, naming
 from fastrt.errors import FastrtError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ else:
 
 # Operations of an ObjectRef that need the modules above; store.client sets these when it is imported.
 _hooks: dict[str, Callable[..., Any]] = {}
+_BYTES = 8  # of a reference's number
 
 
 class ObjectRef(handles.Ref, Generic[T]):
@@ -31,13 +32,21 @@ class ObjectRef(handles.Ref, Generic[T]):
 
     References hash and compare by the object they name. They can be passed to tasks, awaited, and turned into futures.
     A task gets the value of a reference that is an argument itself; inside a container it gets the reference.
+
+    Args:
+        binary: what `binary` of another reference returned; b"": the reference names nothing, as `nil`. Bytes keep
+            no object alive: pass references themselves.
+
+    Raises:
+        StaleReferenceError: this node knows no such object (any more).
+        TypeError, ValueError: `binary` is not `size` bytes.
     """
 
     __slots__ = ()
 
-    def __init__(self, *given: Any) -> None:
-        if given:  # the core makes references without this call
-            raise TypeError("a reference is returned by put, or by the call of a task; it is not made of bytes")
+    def __init__(self, binary: bytes = b"") -> None:
+        if binary != b"":  # the core makes references without this call
+            naming.name_object(_hooks["store"]().client, self, _number(binary))
 
     def hex(self) -> str:
         """Return the 64-bit object reference as 16 hex digits: node in the first four, counter in the rest."""
@@ -45,11 +54,21 @@ class ObjectRef(handles.Ref, Generic[T]):
 
     def binary(self) -> bytes:
         """Return the bytes whose hex digits `hex` returns."""
-        return bytes.fromhex(self.hex())
+        return self.objref.to_bytes(_BYTES, "big")
 
     def size(self) -> int:
         """Return the number of bytes of `binary`."""
-        return len(self.hex()) // 2
+        return _BYTES
+
+    @classmethod
+    def from_hex(cls, hex_id: str | bytes) -> ObjectRef:
+        """Return the reference with these hex digits, as `ObjectRef(binary)` does."""
+        return cls(bytes.fromhex(hex_id.decode() if isinstance(hex_id, bytes) else hex_id))
+
+    @classmethod
+    def from_binary(cls, id_bytes: bytes) -> ObjectRef:
+        """Return the reference with these bytes, as `ObjectRef(binary)` does."""
+        return cls(id_bytes)
 
     @classmethod
     def nil(cls) -> ObjectRef:
@@ -114,6 +133,14 @@ class ObjectRef(handles.Ref, Generic[T]):
     def _on_completed(self, callback: Callable[[Any], object]) -> None:
         """Call a function with the value, or with its error, once there is one: libraries for Ray use this name."""
         self.future().add_done_callback(lambda done: _call(callback, done))
+
+
+def _number(binary: bytes) -> int:
+    if not isinstance(binary, (bytes, bytearray)):
+        raise TypeError(f"put and tasks' calls return references, and bytes make one; {binary!r} does not")
+    if len(binary) != _BYTES:
+        raise ValueError(f"a reference has {_BYTES} bytes, not {len(binary)}: {bytes(binary)!r}")
+    return int.from_bytes(binary, "big")
 
 
 def _call(callback: Callable[[Any], object], done: concurrent.futures.Future[Any]) -> None:
