@@ -48,12 +48,13 @@ def test_uplink_that_can_open_no_files_waits_for_the_next_daemon_until_it_can(pa
     before = uplink.rlimit(psutil.RLIMIT_NOFILE)
     uplink.rlimit(psutil.RLIMIT_NOFILE, (1, before[1]))
 
-    def daemons():
-        return [one for one in head.processes() if one.name() == "fastrt-daemon"]
-
-    (dead,) = daemons()
+    (dead,) = head.named("fastrt-daemon")
     dead.kill()
-    wait_until(lambda: daemons() not in ([], [dead]) and join.answers(head.note.socket_path), "another daemon")
+
+    def is_replaced():
+        return head.named("fastrt-daemon") not in ([], [dead]) and join.answers(head.note.socket_path)
+
+    wait_until(is_replaced, "another daemon")
     uplink.rlimit(psutil.RLIMIT_NOFILE, before)
 
     @fastrt.remote(num_cpus=2)  # the head's node has no CPUs, and its daemon forwards the task by the uplink

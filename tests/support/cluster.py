@@ -62,6 +62,15 @@ class RunningNode:
                     return process
         return None
 
+    def named(self, name: str) -> list[psutil.Process]:
+        """The processes of the node with this name."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                if process.name() == name:
+                    found.append(process)
+        return found
+
     def kill_child(self, module: str) -> psutil.Process:
         """Kill a process of the node; which one it was."""
         process = self.child(module)
