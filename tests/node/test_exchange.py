@@ -9,10 +9,11 @@ from fastrt._core.objects import functions, handles
 from fastrt._core.repair.fsck import usage
 from fastrt._core.tasks import actors, admission, generators, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.peer import Helpers, Peer
+from fastrt.cluster.peer import Peer
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError, TaskCancelledError
+from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.resources import Demand, export
 from support.sides import PATIENCE_S, Frame, Side, frames_of, in_loop, pair
@@ -288,40 +289,25 @@ async def test_a_node_with_workers_forwards_what_the_other_has_room_for_and_one_
         assert (choosy.room, forced.room) == (0, 7)
 
 
-def chosen(client, peers, tasks):
-    """The peers that get tasks, none of which is sent."""
-    helpers = Helpers(client, peers)
-    return [helpers.choose(task) for task in tasks if helpers.has_room()]
-
-
 @in_loop
-async def test_bytes_that_the_other_node_has_been_sent_are_known():
+async def test_results_of_a_task_come_in_one_frame():
+    """Each had a frame of its own, as it was made: a task of 64 results took its uplink as long as 64 tasks."""
     async with pair() as (here, there):
-        sent, own = here.store.put(b"x" * 70_000), here.store.put(b"y" * 70_000)
-        held = []
-        here.exchange.references.on_held = lambda *about: held.append(about)
-        another = Exchange(here.store, here.waiter)
-        assert here.exchange.holds([sent, own]) == 0
-        here.forward(sent)
-        there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
-        assert 70_000 <= here.exchange.holds([sent, own]) < 80_000
-        assert [objref for objref, nbytes in held if nbytes >= 70_000] == [sent.objref]
-        here.exchange.node, another.node = "a" * 32, "b" * 32
-        near, far = (Peer(None, False, exchange, target=9.0) for exchange in (here.exchange, another))
-        tasks = [
-            submission.submit(here.client, submission.TaskOptions(here.function), args)
-            for args in ((sent, 1), (own,), (3,))
-        ]
-        claimed = [core.next_task(here.client, 0.0, 0.0) for _ in tasks]
-        assert chosen(here.client, [far, near], claimed) == [near, far, far]
-        assert chosen(here.client, [far], claimed) == [far, far, far]
-        for task in claimed:
-            assert core.finish_scalar(here.client, task, 1)
-        assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
-        there.exchange.tidy(set())
-        here.exchange.on_frame(await there.frames(lambda frame: frame.release))
-        assert held[1:] == [(sent.objref, 0)]
-        another.close("the test is over")
+        options = submission.TaskOptions(here.function, 64, 0)
+        results = submission.submit(here.client, options, ())
+        here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task))
+        running = core.next_task(there.client, 0.0, 0.0)
+        for k in range(63):
+            there.store.put_result(running, k, serialize(k))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(there.exchange.out.next_frame(), 0.1)
+        there.store.put_result(running, 63, serialize(63))
+        core.finish(there.client, running)
+        frame = await asyncio.wait_for(there.exchange.out.next_frame(), PATIENCE_S)
+        assert len(frame.value) == 64
+        here.exchange.on_frame(frame)
+        assert here.store.get(results, timeout=0) == list(range(64))
 
 
 def give(side, **value):

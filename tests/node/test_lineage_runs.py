@@ -21,14 +21,14 @@ MANY = 200  # results of one task
 async def test_a_task_that_begins_again_after_its_stream_has_ended_has_a_run_less_in_its_lineage():
     async with pair() as (here, there):
         here.exchange = Exchange(here.store, here.waiter, NodeTables(here.store, here.waiter, None, 1 << 20))
-        first, _ = submission.submit(here.client, submission.TaskOptions(here.function, 2, 1), ())
+        _, last = submission.submit(here.client, submission.TaskOptions(here.function, 2, 1), ())
         here.exchange.forward(core.next_task(here.client, 0.0, 0.0))
         there.exchange.on_frame(await here.frames(lambda frame: frame.task))
         running = core.next_task(there.client, 0.0, 0.0)
         task, promised = core.promise(there.client)
-        there.store.put_result(running, 0, serialize([promised]))  # the second result does not come
+        there.store.put_result(running, 1, serialize([promised]))  # the first result does not come
         here.exchange.on_frame(await there.frames(lambda frame: frame.value))
-        [lost] = here.store.load(first)
+        [lost] = here.store.load(last)
         here.exchange.close("the connection broke")
         again = core.next_task(here.client, 0.0, 0.0)
         assert core.info(here.client, again)["attempts"] == 2
@@ -39,7 +39,7 @@ async def test_a_task_that_begins_again_after_its_stream_has_ended_has_a_run_les
             here.store.put_result(again, k, serialize(1))
         core.finish(here.client, again)
         core.finish_scalar(there.client, task, 1)
-        there.store.put_result(running, 1, serialize(1))
+        there.store.put_result(running, 0, serialize(1))
         core.finish(there.client, running)
 
 
@@ -61,12 +61,12 @@ async def test_references_in_many_results_are_stored_in_few_lists_that_the_next_
         there.exchange.on_frame(await here.frames(lambda frame: frame.task))
         running = core.next_task(there.client, 0.0, 0.0)
         promised = [core.promise(there.client) for _ in range(MANY)]
-        for k, (_, ref) in enumerate(promised):  # the last result does not come
+        for k, (_, ref) in enumerate(promised, 1):  # the first result does not come
             there.store.put_result(running, k, serialize([ref]))
         here.exchange.on_frame(await there.frames(lambda frame: len(frame.value) == MANY))
-        lost = [here.store.load(one)[0] for one in results[:MANY]]
+        lost = [here.store.load(one)[0] for one in results[1:]]
         origins = tables.lineage.origins()
-        assert [origins[one.objref][1:] for one in lost] == [(k, (0,)) for k in range(MANY)]
+        assert [origins[one.objref][1:] for one in lost] == [(k, (0,)) for k in range(1, MANY + 1)]
         assert len(held) <= 2 + math.log2(MANY)
         assert sum(sizes) < 4 * sizes[0] + 40 * MANY * math.log2(MANY)  # 40: more than a row takes
 
@@ -89,5 +89,5 @@ async def test_references_in_many_results_are_stored_in_few_lists_that_the_next_
         core.finish(here.client, again)
         for task, _ in promised:
             core.finish_scalar(there.client, task, 1)
-        there.store.put_result(running, MANY, serialize(1))
+        there.store.put_result(running, 0, serialize(1))
         core.finish(there.client, running)

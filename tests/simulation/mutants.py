@@ -151,7 +151,7 @@ MUTANTS = [
            "return [key for key in self._pending.pop(node, []) if self._claim(key)]",
            "return [key for key in self._pending.get(node, []) if self._claim(key)][:1]"),
     Mutant("ledger: room is not given back", "ledger",
-           "        self.forwarded -= forwarded.remote is None\n        return forwarded, was_sealed\n",
+           "        self._uncount(forwarded)\n        return forwarded, was_sealed\n",
            "        return forwarded, was_sealed\n"),
     Mutant("absent: a node that is back is given up", "claims",
            "        elif is_member and self.until", "        elif False and self.until"),

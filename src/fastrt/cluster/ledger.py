@@ -53,15 +53,17 @@ class ForwardedTask:
     Attributes:
         task: its index in this node's table.
         remote: the actor whose call it is; None: it is a task.
+        fetches: bytes of its arguments that the peer did not have.
         record: how to run it again; set once one of its results names an object whose value is missing here.
         state, moves: see `FORWARDED`.
     """
 
-    __slots__ = ("moves", "record", "remote", "state", "task")
+    __slots__ = ("fetches", "moves", "record", "remote", "state", "task")
 
     def __init__(self, task: int, remote: RemoteActor | None = None) -> None:
         self.task = task
         self.remote = remote
+        self.fetches = 0
         self.record: Record | None = None
         self.state: str = SENT
         self.moves = 0
@@ -100,15 +102,16 @@ class AcceptedTask(_Accepted):
 class Ledger:
     """The tasks and calls of one stream, in both directions.
 
-    The two counts are kept up to date, because they are read for every task that is forwarded.
+    The counts are kept up to date, because they are read for every task that is forwarded.
 
     Attributes:
         forwarded: how many tasks of this node the peer has, without calls of actors.
+        fetching: bytes that the peer has to fetch for them.
         accepted: how many tasks of the peer this node has, without calls of actors.
     """
 
     def __init__(self) -> None:
-        self.forwarded = self.accepted = 0
+        self.forwarded = self.fetching = self.accepted = 0
         self._out: dict[int, ForwardedTask] = {}
         self._in: dict[int, AcceptedTask] = {}
         self._numbers = 0
@@ -119,6 +122,11 @@ class Ledger:
         self._out[self._numbers] = ForwardedTask(task, remote)
         self.forwarded += remote is None
         return self._numbers
+
+    def fetch(self, number: int, nbytes: int) -> None:
+        """Record how many bytes the peer has to fetch for a forwarded task."""
+        self._out[number].fetches = nbytes
+        self.fetching += nbytes
 
     def find(self, number: int) -> ForwardedTask | None:
         """Return the forwarded task with a number, until it has ended."""
@@ -139,7 +147,7 @@ class Ledger:
             return None
         was_sealed = forwarded.state is SEALED
         FORWARDED.move(forwarded, "end", number)
-        self.forwarded -= forwarded.remote is None
+        self._uncount(forwarded)
         return forwarded, was_sealed
 
     def take(self, number: int) -> ForwardedTask | None:
@@ -147,7 +155,7 @@ class Ledger:
         forwarded = self._out.pop(number, None)
         if forwarded is not None:
             FORWARDED.move(forwarded, "take_back", number)
-            self.forwarded -= forwarded.remote is None
+            self._uncount(forwarded)
         return forwarded
 
     def take_open(self, number: int) -> ForwardedTask | None:
@@ -216,4 +224,8 @@ class Ledger:
         """Forget all tasks, because the stream has ended."""
         self._out.clear()
         self._in.clear()
-        self.forwarded = self.accepted = 0
+        self.forwarded = self.fetching = self.accepted = 0
+
+    def _uncount(self, forwarded: ForwardedTask) -> None:
+        self.forwarded -= forwarded.remote is None
+        self.fetching -= forwarded.fetches

@@ -16,6 +16,7 @@ from fastrt.tasks.resources import CPU
 
 _FORWARDED_MAX = 4096
 _OUTPUT_MAX = 256
+_FETCH_BYTES = 64 << 10  # to fetch less takes no longer than a message
 _CALLS_MAX = 8  # connections that one node opens at a time, to find room for its tasks
 
 
@@ -113,8 +114,9 @@ class Helpers:
         return False
 
     def choose(self, task: int) -> Peer:
-        """Return the peer for a task: that with most bytes of its arguments, else that with most free workers.
+        """Return the peer for a task: that with least to fetch once it has the task, else that with most free workers.
 
+        So a task goes where its arguments are, and tasks whose arguments are everywhere are dealt out over the nodes.
         `has_room` comes before each call.
         """
         first = self._heap[0][-1]
@@ -123,9 +125,17 @@ class Helpers:
         _, _, refs = core.arguments(self._client, task, True)
         if not refs:
             return first
-        held = {peer: peer.exchange.holds(refs) for *_, peer in self._heap if peer.exchange is not None and peer.room}
-        best = max(held, key=held.__getitem__, default=first)
-        return best if held.get(best) else first
+        fetching = {
+            peer: (peer.exchange.ledger.fetching, peer.exchange.lacks(refs))
+            for *_, peer in self._heap
+            if peer.exchange is not None and peer.room
+        }
+        return min(fetching, key=lambda peer: (*_steps(*fetching[peer]), peer.load), default=first)
+
+
+def _steps(fetching: int, lacks: int) -> tuple[int, int]:
+    """Return what a peer has to fetch once it has a task, and what the task adds to that; both in units."""
+    return (fetching + lacks) // _FETCH_BYTES, lacks // _FETCH_BYTES
 
 
 def to_call(node: str, peers: Collection[Peer]) -> list[Peer]:

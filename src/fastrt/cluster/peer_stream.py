@@ -146,6 +146,7 @@ class Exchange:
         """
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
+        lacks = self.lacks(refs)
         message = _Task(
             function=self.functions.send(*info["function"]),
             kind=kind,
@@ -158,8 +159,9 @@ class Exchange:
         )
         if info["flags"] & admission.DEMAND:
             message.demand = self._store.load(admission.demand_of(self._client, task, info["id"]))
-        self.describe(message, task, info)
+        number = self.describe(message, task, info)
         self.out.add("task", message, len(data) + 128)
+        self.ledger.fetch(number, lacks)
 
     def describe(self, message: Any, task: int, info: dict[str, Any], remote: RemoteActor | None = None) -> int:
         """Fill in how a task or a call is run, and the number by which the peer knows it.
@@ -282,7 +284,7 @@ class Exchange:
         hosted: HostedActor | None = None,
         is_call: bool = False,
     ) -> None:
-        """Send the results of an accepted task, or of a call of an actor, as soon as each exists."""
+        """Send the results of an accepted task or call once the last exists: together, in one frame."""
         number = message.task
         self.has_run = True
         if not made:
@@ -293,8 +295,7 @@ class Exchange:
         if stream is not None:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
-        for k, ref in enumerate(made):
-            self.waiter.add(ref, partial(self._send_result, number, k))
+        self.waiter.add(made[-1], partial(self._send_results, number, made))
 
     def demand(self, data: bytes) -> ObjectRef:
         """Store the demand of a task or an actor that the peer has placed here; it must stay on this node.
@@ -328,10 +329,17 @@ class Exchange:
         ]
         return [(away, node, number, f"{objref:016x}") for away, node, number, objref in sent + ran]
 
-    def holds(self, refs: list[ObjectRef]) -> int:
-        """Return how many bytes of these objects the peer already has."""
-        there = [ref for ref in refs if self.references.has(ref.objref)]
-        return sum(spill.size(self._client, ref.index) for ref in there)
+    def lacks(self, refs: list[ObjectRef]) -> int:
+        """Return how many bytes of these objects the peer has to fetch."""
+        away = [ref for ref in refs if not self.references.has(ref.objref)]
+        return sum(spill.size(self._client, ref.index) for ref in away)
+
+    def _send_results(self, number: int, made: list[ObjectRef], _last: ObjectRef) -> None:
+        for k, ref in enumerate(made):
+            if handles.is_ready(self._client, ref):
+                self._send_result(number, k, ref)
+            else:
+                self.waiter.add(ref, partial(self._send_result, number, k))
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
         accepted = None if self.closed else self.ledger.find_accepted(number)

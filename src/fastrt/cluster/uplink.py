@@ -56,7 +56,8 @@ from fastrt.versions import own_versions
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
-_BUSY_TICK_S = 0.002  # while tasks wait, begin and end
+_BUSY_TICK_S = 0.002  # while tasks begin and end
+_QUEUE_TICK_S = 0.016  # at most, while tasks wait for those that run
 _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while no message arrives and nothing must be polled: a tick costs 0.5 ms
 _AGAIN_S = 0.5  # before another attempt to connect to a node
@@ -479,9 +480,9 @@ class Uplink:
         if self._departure.is_active:
             return LOOK_S
         before, self._load = self._load, self._load_now()
-        if self._peers and (self._report.queued or self._load != before):
+        if self._peers and self._load != before:
             return _BUSY_TICK_S
-        return min(2 * self._tick, self._tidy_s)
+        return min(2 * self._tick, _QUEUE_TICK_S if self._peers and self._report.queued else self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
         return (
