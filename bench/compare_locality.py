@@ -92,13 +92,13 @@ print("found", seconds, most, flush=True)
 """
 FASTRT = """
 import fastrt
-from fastrt._core.repair import fsck
+from fastrt._core.memory import arena
 from fastrt.store import client
 make, total, cut, add, split, merge = map(fastrt.remote, (make, total, cut, add, split, merge))
 get, put = fastrt.get, fastrt.put
 several = lambda function, count: function.options(num_returns=count)
 on = lambda function, k: function.options(scheduling=f"node{k}")
-stored = lambda: fsck.usage(client.require().client)["bytes_used"]
+stored = lambda: arena.room(client.require().client)[0]
 with fastrt.init(address=HEAD):
     exec(RUN)
 """

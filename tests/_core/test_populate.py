@@ -14,7 +14,7 @@ from fastrt._core.memory import arena, populate
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt.node.populator import COMMIT_BYTES, Populator, has_free_processor, memory_nodes
+from fastrt.node.populator import COMMIT_BYTES, Populator, has_free_processor, may_go_on, memory_nodes
 
 MIB = 1 << 20
 STORE = 160 * MIB  # two and a half steps of the core's commit
@@ -118,6 +118,18 @@ def test_a_processor_is_free_while_no_thread_waits_for_one(tmp_path):
         (tmp_path / "loadavg").write_text(f"0.10 0.20 0.30 {runnable}/812 4711\n")
         assert has_free_processor(tmp_path / "loadavg") == free
     assert has_free_processor(tmp_path / "none")
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+def test_a_program_that_stores_values_has_the_processors_for_itself(node, monkeypatch, is_free):
+    monkeypatch.setattr("fastrt.node.populator.has_free_processor", lambda: is_free)
+    assert may_go_on(node.client)
+    small = handles.create(node.client, MIB, 0)
+    assert may_go_on(node.client)
+    large = handles.create(node.client, 32 * MIB, 0)
+    assert may_go_on(node.client) == is_free
+    del small, large
+    assert may_go_on(node.client)
 
 
 # ---- the daemon's threads ----

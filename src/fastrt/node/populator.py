@@ -3,9 +3,9 @@
 Threads of the lowest priority populate the region beyond the committed mark, each one unit at a time; the daemon's own
 thread then commits what they have done, which takes microseconds. They start shortly after the session, and again once
 half of that memory is used; in between there is no thread. A program that uses less than half has none cleared that it
-does not need while it computes. Before every unit they look whether they may go on: they pause while
-tasks wait for a worker and threads for a processor, because a niceness alone does not keep them off the processors that
-workers use, and stop before memory gets short (`config.spare_memory`).
+does not need while it computes. Before every unit they look whether they may go on. Once values are stored, or tasks
+wait for a worker, they pause while threads wait for a processor, because a niceness alone does not keep them off the
+processors that the program uses. They stop before memory gets short (`config.spare_memory`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _LOOK_BYTES = 64 << 20  # at most, between two looks at the machine's memory: on
 # Pauses of a thread while all processors are busy: each is twice as long as the one before. After the longest it goes
 # on: 2 MiB in 0.3 s take 1 % of a processor.
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.16
+_BEGUN_BYTES = 16 << 20  # of values in the store: the program has begun, and needs the processors itself
 _SLOW_S = 0.02  # processor time for one huge page: memory is in pieces, small pages take less
 
 
@@ -54,13 +55,14 @@ def has_free_processor(path: Path = Path("/proc/loadavg")) -> bool:
 
 
 def may_go_on(client: Client) -> bool:
-    """Whether no task waits for a worker of this node, or no thread waits for a processor.
+    """Whether no thread waits for a processor, or the program has stored little yet and no task waits for a worker.
 
     Args:
         client: an attachment.
     """
     try:
-        return tasks.queued(client) == 0 or has_free_processor()
+        has_begun = tasks.queued(client) > 0 or arena.room(client)[0] > _BEGUN_BYTES
+        return not has_begun or has_free_processor()
     except FastrtError:  # the session has ended
         return True
 
